@@ -7,10 +7,13 @@
 //! ```
 //!
 //! NVRTC alone gives registers, spills and shared memory. Instructions are looked at where `nvdisasm` is in `bin` beside a folder of
-//! `PHALANX_CUDA_LIBRARIES`, or in `PATH`. The table is of one version of NVRTC; with another one nothing is compared.
+//! `PHALANX_CUDA_LIBRARIES`, or in `PATH`. The table is of one version of NVRTC; with another one nothing is compared. A program that is the
+//! table's, by a hash of all that decides its code, is not assembled again.
 
 #[path = "sass/assembly.rs"]
 mod assembly;
+#[path = "../kernels/tests/cuda/code.rs"]
+mod code;
 #[path = "../kernels/tests/cuda/driver.rs"]
 mod driver;
 #[path = "sass/flow.rs"]
@@ -200,12 +203,12 @@ fn held(launches: &[Launch], named: impl Fn(&Row) -> bool) -> std::result::Resul
     }
     let tool = tool.as_deref();
     let chip = chip()?;
-    let (compiler, all) = rows(chip, launches, tool)?;
-    println!("sass: {} rows for {} by NVRTC {compiler}", all.len(), chip.arch);
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sass/kernels.jsonl");
     let text = std::fs::read_to_string(&file).map_err(|e| format!("{}: {e}", file.display()))?;
     let (known, others) =
         table::parse(&text)?.into_iter().partition::<Vec<_>, _>(|row| row.arch == chip.arch && named(row));
+    let (compiler, all) = rows(chip, launches, tool, if is_writing() { &[] } else { &known })?;
+    println!("sass: {} rows for {} by NVRTC {compiler}", all.len(), chip.arch);
     if is_writing() {
         let mut both = [others, all.clone()].concat();
         both.sort_by_key(|row| (row.arch.clone(), is_own_product(row)));
@@ -375,14 +378,29 @@ fn assembled(
     Ok(Assembled { log: image.log, cubin: image.code, instructions })
 }
 
-/// The compiler's version, and a row for each launch.
+/// The compiler's version, and a row for each launch. Programs of `known` rows are not assembled, but for one, which names the compiler.
 fn rows(
     chip: &Chip,
     launches: &[Launch],
     tool: Option<&Path>,
+    known: &[Row],
 ) -> std::result::Result<(String, Vec<Row>), String> {
-    let sources: BTreeMap<String, &KernelSource> =
-        launches.iter().map(|(_, source, _)| (source.text(), *source)).collect();
+    let found = |(op, source, block): &Launch, code: &str| {
+        known.iter().find(|row| {
+            let same = row.code == code && row.op == *op && row.entry == source.entry;
+            same && (row.threads, row.dynamic_shared) == (block.threads.into(), block.shared_bytes.into())
+        })
+    };
+    let (mut sources, mut codes): (BTreeMap<String, &KernelSource>, Vec<String>) = Default::default();
+    for launch @ (_, source, _) in launches {
+        let text = source.text();
+        let code = code::hash(&source.program, &text, chip.capability)?;
+        if codes.is_empty() || found(launch, &code).is_none() {
+            sources.insert(text, *source);
+        }
+        codes.push(code);
+    }
+    println!("sass: {} programs for {} are assembled", sources.len(), chip.arch);
     let half = |first: usize| {
         let mine = sources.iter().skip(first).step_by(2);
         mine.map(|(text, source)| Ok((text.clone(), assembled(chip, source, text, tool)?))).collect()
@@ -392,16 +410,21 @@ fn rows(
         [half(0), other.join().unwrap_or_else(|_| Err("a thread panicked".into()))]
     });
     let [one, other] = halves;
-    let known: HashMap<String, Assembled> = one?.into_iter().chain(other?).collect();
+    let programs: HashMap<String, Assembled> = one?.into_iter().chain(other?).collect();
     let (mut numbers, mut all): (BTreeMap<String, u64>, Vec<Row>) = Default::default();
-    for launch @ (_, source, _) in launches {
-        let mut row = row(chip, launch, &known[&source.text()])?;
+    for (launch, code) in launches.iter().zip(codes) {
+        let (source, of_table) = (launch.1, found(launch, &code).cloned());
+        let row = match programs.get(&source.text()) {
+            Some(program) => row(chip, launch, program)?,
+            None => of_table.ok_or_else(|| format!("{source} was not assembled"))?,
+        };
+        let mut row = Row { number: 0, code, ..row };
         let number = numbers.entry(row.key()).or_default();
         *number += 1;
         row.number = *number;
         all.push(row);
     }
-    let compiler = known.values().find_map(|program| version(&program.cubin)).unwrap_or_default();
+    let compiler = programs.values().find_map(|program| version(&program.cubin)).unwrap_or_default();
     Ok((compiler, all))
 }
 
@@ -421,6 +444,7 @@ fn row(chip: &Chip, (op, source, block): &Launch, program: &Assembled) -> std::r
         arch: chip.arch.into(),
         threads,
         dynamic_shared,
+        code: String::new(),
         registers: found.registers,
         spill_bytes: found.spill_bytes,
         static_shared: found.static_shared,

@@ -19,6 +19,9 @@ pub struct Row {
     /// Threads and dynamic shared memory of a block.
     pub threads: u64,
     pub dynamic_shared: u64,
+    /// The [hash](crate::code::hash) of the program. A program that has the same one as in the table is not assembled again.
+    #[serde(default)]
+    pub code: String,
     pub registers: u64,
     pub spill_bytes: u64,
     pub static_shared: u64,

@@ -13,6 +13,7 @@
 //! their bounds.
 
 mod case;
+mod code;
 mod counters;
 mod driver;
 mod families;

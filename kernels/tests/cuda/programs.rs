@@ -5,13 +5,14 @@
 //! with `-p phalanx-kernels` or `-p phalanx-parallel` assembles all and writes the file of this crate anew.
 
 use std::collections::BTreeSet;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use phalanx_tensor::cuda::{self, Target};
+
+use crate::code;
 
 /// Compute capabilities: A100's and H100's.
 const CAPABILITIES: [u32; 2] = [80, 90];
@@ -102,8 +103,8 @@ fn assemble(next: &AtomicUsize, over: &AtomicBool) -> Assembled {
 }
 
 fn one(name: &str, text: &str, capability: u32, all: &mut Assembled) {
-    let hash = match cuda::compile_key(name, text, Target::Cubin(capability)) {
-        Ok(key) => hash(&key),
+    let hash = match code::hash(name, text, capability) {
+        Ok(hash) => hash,
         Err(why) => return all.wrong.push(why),
     };
     if PASSED.contains(&hash) {
@@ -128,13 +129,6 @@ fn one(name: &str, text: &str, capability: u32, all: &mut Assembled) {
         let why = "reorder its formula, so that fewer numbers live at once";
         all.wrong.push(format!("{name} spills {spilled} bytes on sm_{capability}; {why}:\n{macros}\n{log}"));
     }
-}
-
-/// 64 bits in hexadecimal. Another version of the standard library may have other hashes; then all is assembled.
-fn hash(key: &str) -> String {
-    let mut hasher = DefaultHasher::new();
-    key.hash(&mut hasher);
-    format!("{:016x}", hasher.finish())
 }
 
 /// The numbers that stand before `what` in a log.

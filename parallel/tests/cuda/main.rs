@@ -6,6 +6,8 @@
 #[allow(dead_code)] // other tests use the rest
 #[path = "../layouts/case.rs"]
 mod case;
+#[path = "../../../kernels/tests/cuda/code.rs"]
+mod code;
 #[path = "../../../kernels/tests/cuda/driver.rs"]
 mod driver;
 mod engine;
