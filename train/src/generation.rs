@@ -92,7 +92,7 @@ impl GenerateConfig {
         }
         let ends = end_tokens(&folder)?;
         let stop: Vec<&str> = self.stop.as_deref().into_iter().collect();
-        let text = |tokens: &[u32]| codec.decode_behind(&prompt, tokens).unwrap_or_default();
+        let text = |tokens: &[u32]| codec.decode(tokens).unwrap_or_default();
         let generation = || {
             let generation = Generation::new(self.tokens).with_sampling(self.sampling());
             generation.with_end_tokens(&ends).with_text(text, &stop)
@@ -375,6 +375,24 @@ mod tests {
             }
         }
         greedy.continue_prompt(&mut Closed, |_| ()).unwrap();
+    }
+
+    /// A tokenizer like Llama 2's, whose texts do not begin with the space that its first token has.
+    #[test]
+    #[cfg(feature = "tokenizers")]
+    fn a_continuation_has_the_space_of_its_first_word() {
+        let folder = Folder::new("spaces");
+        let words: Vec<String> = (0..256).map(|token| format!(r#""▁w{token}": {token}"#)).collect();
+        let metaspace = r#"{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"}"#;
+        let text = format!(
+            r#"{{"version": "1.0", "added_tokens": [], "pre_tokenizer": {metaspace}, "decoder": {metaspace},
+                "model": {{"type": "WordLevel", "vocab": {{{}}}, "unk_token": "▁w0"}}}}"#,
+            words.join(", ")
+        );
+        std::fs::write(folder.0.join("tokenizer.json"), text).unwrap();
+        let config = GenerateConfig { chat: false, prompt: "w104 w105".into(), ..config(&folder.0) };
+        let words: String = likeliest(&config, "hi", 5).iter().map(|token| format!(" w{token}")).collect();
+        assert_eq!(continued(&config).1, format!("w104 w105{words}\n"));
     }
 
     #[test]

@@ -53,10 +53,12 @@ pub fn sample(
     let tokens = codec.encode(prompt.as_bytes(), config.vocabulary()).unwrap_or_default();
     let tokens = if tokens.is_empty() { vec![0] } else { tokens };
     let sampling = Sampling { temperature: 0.7, top_k: 40, seed };
-    let generation = Generation::new(SAMPLE_TOKENS).with_sampling(sampling.into());
-    let rows = generate_rows(run, &[&tokens], generation, |_| true)?.unwrap_or_default();
+    let generation = Generation::new(SAMPLE_TOKENS)
+        .with_sampling(sampling.into())
+        .with_text(|tokens| codec.decode(tokens).unwrap_or_default(), &[]);
+    let rows = generate_rows(run, &[tokens], generation, |_| true)?.unwrap_or_default();
     let row = rows.first().filter(|_| run.mesh_rank().is_first());
-    row.map(|row| Ok(format!("{prompt}{}", codec.decode_behind(&tokens, &row.tokens)?))).transpose()
+    Ok(row.map(|row| format!("{prompt}{}", row.text)))
 }
 
 /// Continues prompts with the model of a Hugging Face folder, on CPUs and in this dtype. With several ranks each reads and holds its part of the model

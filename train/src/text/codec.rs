@@ -17,9 +17,6 @@ pub const TOKENIZER: &str = "tokenizer.json";
 const COMPANIONS: [&str; 4] =
     ["tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json"];
 
-/// How many tokens the text of the next ones may depend on.
-const TOKENS_BEFORE: usize = 8;
-
 /// A tokenizer: encodes text to tokens and decodes tokens to text.
 pub enum Codec {
     /// Each byte is a token. Used for a model's folder without a tokenizer.
@@ -215,20 +212,6 @@ impl Codec {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// The text that tokens add to the text of those before them. It is not always what they are alone: some tokenizers drop the space in front of
-    /// a text's first word.
-    ///
-    /// # Errors
-    /// As [`Codec::decode`].
-    pub fn decode_behind(&self, before: &[u32], tokens: &[u32]) -> Result<String> {
-        let near = &before[before.len().saturating_sub(TOKENS_BEFORE)..];
-        let (before, all) = (self.decode(near)?, self.decode(&[near, tokens].concat())?);
-        match all.strip_prefix(&before) {
-            Some(text) => Ok(text.into()),
-            None => self.decode(tokens),
-        }
-    }
-
     /// Writes learned pairs as `tokenizer.json` into a model's folder, or copies the tokenizer's file there. The chat template, special tokens
     /// and end tokens of the folder from which the tokenizer comes are copied too.
     ///
@@ -275,28 +258,5 @@ mod tests {
         assert_eq!(codec.encode_prompt(b"b a", 3).unwrap(), [2, 1, 0]);
         assert!(codec.encode_prompt(b"b", 2).is_err());
         assert_eq!(Codec::Bytes(None).encode_prompt(b"b", 256).unwrap(), [98]);
-    }
-
-    #[test]
-    fn a_continuation_has_the_space_that_a_text_does_not_begin_with() {
-        let model = r#"{"type": "WordLevel", "vocab": {"▁a": 0, "b": 1, "▁c": 2}, "unk_token": "b"}"#;
-        let metaspace = r#"{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"}"#;
-        let text = format!(
-            r#"{{"version": "1.0", "added_tokens": [], "pre_tokenizer": {metaspace}, "decoder": {metaspace}, "model": {model}}}"#
-        );
-        let codec = Codec::Tokenizer(Box::new(text.parse().unwrap()), TOKENIZER.into());
-        assert_eq!(
-            (codec.decode(&[2, 1]).unwrap(), codec.decode(&[0, 2]).unwrap()),
-            ("cb".into(), "a c".into())
-        );
-        for before in 1..20 {
-            assert_eq!(codec.decode_behind(&vec![0; before], &[2, 1]).unwrap(), " cb");
-        }
-        assert_eq!(codec.decode_behind(&[], &[2, 1]).unwrap(), "cb");
-        // Bytes of one character on both sides.
-        let [first, last] = *"é".as_bytes() else { panic!("two bytes") };
-        let bytes = Codec::Bytes(None);
-        assert_eq!(bytes.decode_behind(&[97], &[first.into(), last.into()]).unwrap(), "é");
-        assert_eq!(bytes.decode_behind(&[first.into()], &[last.into(), 98]).unwrap(), "\u{FFFD}b");
     }
 }
