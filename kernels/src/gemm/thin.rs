@@ -217,6 +217,7 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
         T::Acc: Float<Vec<S> = V>,
     {
         match const { squares::<T, V>(H) } {
+            // Three vectors of eight columns read 24 streams.
             3 if !follows_few_streams() => self.transposed_blocks::<S, V, 3>(),
             3 => self.transposed_blocks::<S, V, 2>(),
             2 => self.transposed_blocks::<S, V, 2>(),
