@@ -41,7 +41,7 @@ pub fn generate_rows(
 /// replaced by token 0.
 ///
 /// # Errors
-/// As [`generate_rows`], and those of the tokenizer.
+/// As [`generate_rows`].
 pub fn sample(
     run: &Run,
     config: &ModelConfig,
