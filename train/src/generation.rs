@@ -98,16 +98,13 @@ impl GenerateConfig {
             generation.with_end_tokens(&ends).with_text(text, &stop)
         };
         let layout = Layout { tp: self.tp, pp: self.pp, ..Layout::default() };
-        let mut written = Written { output, line_ends: String::new() };
-        let mut begun = false;
-        let sink = |step: GenerationStep<'_>| {
-            let begins = !std::mem::replace(&mut begun, true);
-            (!begins || written.write(&self.prompt)) && written.write(step.text)
-        };
+        let mut written = Written { output, held: self.prompt.clone() };
+        let sink = |step: GenerationStep<'_>| written.write(step.text);
         let prompts = std::slice::from_ref(&prompt);
-        if generate_saved(&folder, layout, self.dtype, prompts, generation, sink, tell)?.is_some() {
-            let _ = begun || written.write(&self.prompt);
-            let _ = writeln!(written.output);
+        if let Some(rows) = generate_saved(&folder, layout, self.dtype, prompts, generation, sink, tell)? {
+            let _ = written.write("") && writeln!(written.output).is_ok();
+            // An error that the text as it came could not tell.
+            rows.iter().try_for_each(|row| codec.decode(&row.tokens).map(drop))?;
         }
         Ok(())
     }
@@ -236,15 +233,16 @@ impl GenerateConfig {
 /// A text that is written as it comes, but for the ends of lines at its end.
 struct Written<'a> {
     output: &'a mut (dyn Write + Send),
-    line_ends: String,
+    /// What is written with the next text.
+    held: String,
 }
 
 impl Written<'_> {
     /// Returns whether the output takes more: a reader that has closed the pipe wants no more of it.
     fn write(&mut self, text: &str) -> bool {
-        self.line_ends += text;
-        let line_ends = self.line_ends.split_off(self.line_ends.trim_end_matches('\n').len());
-        let text = std::mem::replace(&mut self.line_ends, line_ends);
+        self.held += text;
+        let line_ends = self.held.split_off(self.held.trim_end_matches('\n').len());
+        let text = std::mem::replace(&mut self.held, line_ends);
         write!(self.output, "{text}").and_then(|()| self.output.flush()).is_ok()
     }
 }
@@ -304,7 +302,7 @@ mod tests {
 
     /// The tokens that the model finds likeliest behind a text, as many as wanted.
     fn likeliest(config: &GenerateConfig, text: &str, count: usize) -> Vec<u32> {
-        let scope = Scope::new(0, DType::F32, Device::CPU);
+        let scope = Scope::new(0, config.dtype, Device::CPU);
         let (_, model) = load_model(config.folder().unwrap(), &scope).unwrap();
         let (prompt, mut tokens) = (text.bytes().map(u32::from).collect::<Vec<_>>(), Vec::new());
         let how = Sampling { temperature: 0.0, ..Sampling::default() };
@@ -354,16 +352,18 @@ mod tests {
         let row = generate_rows(&model, &[b"hi".map(u32::from)], generation, |_| true).unwrap().remove(0);
         assert!((1..40).all(|i| !row.tokens[..i].contains(&row.tokens[i])), "{:?}", row.tokens);
         assert_eq!(written(&penalty), format!("hi{}\n", text(&row.tokens).trim_end_matches('\n')));
-        // bf16's likeliest tokens may be others.
-        assert!(written(&GenerateConfig { dtype: DType::BF16, ..greedy.clone() }).starts_with("hi"));
-        let stop = tokens
-            .iter()
-            .position(|token| (33..127).contains(token))
-            .map(|at| (at, char::from(tokens[at] as u8)));
-        if let Some((at, stop)) = stop {
-            let stopped = GenerateConfig { stop: Some(stop.into()), ..greedy.clone() };
-            assert_eq!(written(&stopped), format!("hi{}\n", text(&tokens[..at]).trim_end_matches('\n')));
-        }
+        let halves = GenerateConfig { dtype: DType::BF16, tokens: 40, ..greedy.clone() };
+        let of_halves = likeliest(&halves, "hi", 40);
+        assert_ne!(of_halves, likeliest(&greedy, "hi", 40), "bf16's likeliest tokens are f32's");
+        assert_eq!(written(&halves), format!("hi{}\n", text(&of_halves).trim_end_matches('\n')));
+        let penalised = &row.tokens;
+        let at = penalised.iter().position(|token| (33..127).contains(token)).expect("a printable byte");
+        let stop = Some(char::from(penalised[at] as u8).into());
+        let before = text(&penalised[..at]);
+        assert_eq!(
+            written(&GenerateConfig { stop, ..penalty }),
+            format!("hi{}\n", before.trim_end_matches('\n'))
+        );
         // A reader that has closed the pipe.
         struct Closed;
         impl Write for Closed {

@@ -41,7 +41,7 @@ pub fn generate_rows(
 /// replaced by token 0.
 ///
 /// # Errors
-/// As [`generate_rows`].
+/// As [`generate_rows`], and those of the tokenizer.
 pub fn sample(
     run: &Run,
     config: &ModelConfig,
@@ -58,7 +58,8 @@ pub fn sample(
         .with_text(|tokens| codec.decode(tokens).unwrap_or_default(), &[]);
     let rows = generate_rows(run, &[tokens], generation, |_| true)?.unwrap_or_default();
     let row = rows.first().filter(|_| run.mesh_rank().is_first());
-    Ok(row.map(|row| format!("{prompt}{}", row.text)))
+    // An error that the text as it came could not tell.
+    row.map(|row| codec.decode(&row.tokens).map(|_| format!("{prompt}{}", row.text))).transpose()
 }
 
 /// Continues prompts with the model of a Hugging Face folder, on CPUs and in this dtype. With several ranks each reads and holds its part of the model

@@ -219,8 +219,7 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
         match const { squares::<T, V>(H) } {
             // Three vectors of eight columns read 24 streams.
             3 if !follows_few_streams() => self.transposed_blocks::<S, V, 3>(),
-            3 => self.transposed_blocks::<S, V, 2>(),
-            2 => self.transposed_blocks::<S, V, 2>(),
+            3 | 2 => self.transposed_blocks::<S, V, 2>(),
             _ => self.transposed_blocks::<S, V, 1>(),
         }
     }
@@ -338,7 +337,7 @@ impl<T> Columns<'_, T> {
     /// Prefetches what follows these steps of the W vectors' columns. If a line of memory holds the steps of several squares, vectors take turns, so
     /// that each line is asked for once; the last of an odd number of vectors is left out (all three were slower, `benches/NOTES.md`).
     ///
-    /// `is_far` says to do so earlier, and into the second-level cache: for few sums by as many columns as a CPU [can follow](follows_few_streams).
+    /// `is_far` says to do so earlier, and into the second-level cache: for one row by as many columns as a CPU [can follow](follows_few_streams).
     #[inline(always)]
     fn prefetch<V: Vector, const W: usize>(&self, len: usize, is_far: bool) {
         let sharing = (LINE_BYTES / (len * size_of::<T>())).clamp(1, W);

@@ -174,7 +174,7 @@ impl ChatTemplate {
     /// # Errors
     /// Those of [`ChatTemplate::render`]; if the text up to a message is no beginning of the whole text, so that what a model is asked is not
     /// what it has learned, and there are no such tags; if an answer's text is not in the text, as under a template for contents with images;
-    /// or if nothing ends an answer.
+    /// or if nothing ends an answer. What tags enclose is taken as it is.
     pub fn render_answers(&self, messages: &[Message], which: Answers) -> Result<Rendered> {
         let mut asked: Vec<_> = messages.iter().enumerate().filter(|(_, m)| m.role == ASSISTANT).collect();
         let mut messages = messages;
@@ -205,11 +205,13 @@ impl ChatTemplate {
                 );
                 return Err(Error::data(&self.name, why));
             }
-            if end_of_turn(written, &message.content).is_empty() {
+            let end = end_of_turn(written, &message.content);
+            if end.is_empty() {
                 let why = "the template writes nothing behind an answer, wanted a mark that ends the turn: a model would not learn to stop";
                 return Err(Error::data(&self.name, why));
             }
-            answers.push(answer.start..answer.start + without_white_space_behind(written, &message.content));
+            let len = if end.trim().is_empty() { written.len() } else { written.trim_end().len() };
+            answers.push(answer.start..answer.start + len);
         }
         Ok(Rendered { text, answers })
     }
@@ -255,11 +257,6 @@ fn end_of_turn<'a>(answer: &'a str, content: &str) -> &'a str {
     let content = content.trim();
     let behind = answer.find(content).map_or(answer, |at| &answer[at + content.len()..]);
     if behind.trim().is_empty() { behind } else { behind.trim() }
-}
-
-/// The length of an answer's text without white space behind the end of the turn, unless that is all of the end.
-fn without_white_space_behind(answer: &str, content: &str) -> usize {
-    if end_of_turn(answer, content).trim().is_empty() { answer.len() } else { answer.trim_end().len() }
 }
 
 /// A text without marks, and where they were, but for nothing and white space at their ends.
