@@ -302,7 +302,7 @@ mod tests {
 
     /// The tokens that the model finds likeliest behind a text, as many as wanted.
     fn likeliest(config: &GenerateConfig, text: &str, count: usize) -> Vec<u32> {
-        let scope = Scope::new(0, config.dtype, Device::CPU);
+        let scope = Scope::new(0, DType::F32, Device::CPU);
         let (_, model) = load_model(config.folder().unwrap(), &scope).unwrap();
         let (prompt, mut tokens) = (text.bytes().map(u32::from).collect::<Vec<_>>(), Vec::new());
         let how = Sampling { temperature: 0.0, ..Sampling::default() };
@@ -334,9 +334,8 @@ mod tests {
             done.unwrap();
             text
         };
-        let tokens = likeliest(&greedy, "hi", 5);
         let whole = written(&greedy);
-        assert_eq!(whole, format!("hi{}\n", text(&tokens).trim_end_matches('\n')));
+        assert_eq!(whole, format!("hi{}\n", text(&likeliest(&greedy, "hi", 5)).trim_end_matches('\n')));
         assert_eq!(written(&GenerateConfig { tokens: 0, prompt: "a\n\n".into(), ..greedy.clone() }), "a\n");
         for one in [
             GenerateConfig { top_k: 1, temperature: 1.0, ..greedy.clone() },
@@ -347,23 +346,21 @@ mod tests {
             assert_eq!(written(&one), whole);
         }
         let penalty = GenerateConfig { repetition_penalty: 1e6, tokens: 40, top_k: 0, ..greedy.clone() };
-        let (_, model) = load_model(&folder.0, &Scope::new(0, DType::F32, Device::CPU)).unwrap();
-        let generation = Generation::new(40).with_sampling(penalty.sampling());
-        let row = generate_rows(&model, &[b"hi".map(u32::from)], generation, |_| true).unwrap().remove(0);
-        assert!((1..40).all(|i| !row.tokens[..i].contains(&row.tokens[i])), "{:?}", row.tokens);
-        assert_eq!(written(&penalty), format!("hi{}\n", text(&row.tokens).trim_end_matches('\n')));
-        let halves = GenerateConfig { dtype: DType::BF16, tokens: 40, ..greedy.clone() };
-        let of_halves = likeliest(&halves, "hi", 40);
-        assert_ne!(of_halves, likeliest(&greedy, "hi", 40), "bf16's likeliest tokens are f32's");
-        assert_eq!(written(&halves), format!("hi{}\n", text(&of_halves).trim_end_matches('\n')));
-        let penalised = &row.tokens;
-        let at = penalised.iter().position(|token| (33..127).contains(token)).expect("a printable byte");
-        let stop = Some(char::from(penalised[at] as u8).into());
-        let before = text(&penalised[..at]);
-        assert_eq!(
-            written(&GenerateConfig { stop, ..penalty }),
-            format!("hi{}\n", before.trim_end_matches('\n'))
-        );
+        let tokens = |config: &GenerateConfig| {
+            let (_, model) = load_model(&folder.0, &Scope::new(0, config.dtype, Device::CPU)).unwrap();
+            let generation = Generation::new(config.tokens).with_sampling(config.sampling());
+            generate_rows(&model, &[b"hi".map(u32::from)], generation, |_| true).unwrap().remove(0).tokens
+        };
+        let line = |tokens: &[u32]| format!("hi{}\n", text(tokens).trim_end_matches('\n'));
+        let unlike = tokens(&penalty);
+        assert!((1..40).all(|i| !unlike[..i].contains(&unlike[i])), "{unlike:?}");
+        assert_eq!(written(&penalty), line(&unlike));
+        let halves = GenerateConfig { dtype: DType::BF16, ..penalty.clone() };
+        assert_ne!(tokens(&halves), unlike, "bf16's likeliest tokens are f32's");
+        assert_eq!(written(&halves), line(&tokens(&halves)));
+        let at = unlike.iter().position(|token| (33..127).contains(token)).expect("a printable byte");
+        let stop = Some(char::from(unlike[at] as u8).into());
+        assert_eq!(written(&GenerateConfig { stop, ..penalty }), line(&unlike[..at]));
         // A reader that has closed the pipe.
         struct Closed;
         impl Write for Closed {
