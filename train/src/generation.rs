@@ -349,15 +349,21 @@ mod tests {
         let tokens = |config: &GenerateConfig| {
             let (_, model) = load_model(&folder.0, &Scope::new(0, config.dtype, Device::CPU)).unwrap();
             let generation = Generation::new(config.tokens).with_sampling(config.sampling());
-            generate_rows(&model, &[b"hi".map(u32::from)], generation, |_| true).unwrap().remove(0).tokens
+            let prompt: Vec<u32> = config.prompt.bytes().map(u32::from).collect();
+            generate_rows(&model, &[prompt], generation, |_| true).unwrap().remove(0).tokens
         };
         let line = |tokens: &[u32]| format!("hi{}\n", text(tokens).trim_end_matches('\n'));
         let unlike = tokens(&penalty);
         assert!((1..40).all(|i| !unlike[..i].contains(&unlike[i])), "{unlike:?}");
         assert_eq!(written(&penalty), line(&unlike));
-        let halves = GenerateConfig { dtype: DType::BF16, ..penalty.clone() };
-        assert_ne!(tokens(&halves), unlike, "bf16's likeliest tokens are f32's");
-        assert_eq!(written(&halves), line(&tokens(&halves)));
+        // A prompt behind which bf16's likeliest tokens are not f32's.
+        let prompts = ('a'..='z').map(|prompt| GenerateConfig { prompt: prompt.into(), ..penalty.clone() });
+        let both = |floats: GenerateConfig| (GenerateConfig { dtype: DType::BF16, ..floats.clone() }, floats);
+        let other = prompts.map(both).find(|(halves, floats)| tokens(halves) != tokens(floats));
+        let (halves, floats) = other.expect("one of 26 prompts");
+        let end = text(&tokens(&halves));
+        assert_eq!(written(&halves), format!("{}{}\n", halves.prompt, end.trim_end_matches('\n')));
+        assert_ne!(written(&halves), written(&floats));
         let at = unlike.iter().position(|token| (33..127).contains(token)).expect("a printable byte");
         let stop = Some(char::from(unlike[at] as u8).into());
         assert_eq!(written(&GenerateConfig { stop, ..penalty }), line(&unlike[..at]));
