@@ -1,7 +1,9 @@
 //! [`Var`]: a tensor with an optional place in the graph.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
+use phalanx_kernels::{self as kernels, WeightPanels};
 use phalanx_tensor::{DType, Device, Tensor, Value};
 
 use crate::Result;
@@ -16,6 +18,9 @@ pub struct Var {
     origin: Origin,
 }
 
+/// Why the tensor of a packed constant has no elements.
+const PACKED: &str = "the weight lies in panels, which linear maps and lookups alone read: `Var::unpacked` or `Parameter::values` makes its values";
+
 /// Where a value comes from.
 #[derive(Clone)]
 enum Origin {
@@ -25,6 +30,8 @@ enum Origin {
     Held(Arc<Node>),
     /// A constant that is computed again in backward rather than kept.
     MadeAgain(Arc<Rematerialized>),
+    /// A constant whose elements lie in panels.
+    Packed(Arc<WeightPanels>),
     /// An output of a node.
     Made(Edge),
 }
@@ -51,6 +58,46 @@ impl Var {
         Ok(Var::new(Tensor::scalar(value, device)?))
     }
 
+    /// A constant weight that lies in panels. [`Var::linear`] multiplies by them and [`Var::embedding`] reads rows from them; for other operations its
+    /// values are withheld, and [`Var::unpacked`] makes them.
+    ///
+    /// # Errors
+    /// If the device refuses.
+    pub fn packed(panels: WeightPanels) -> Result<Var> {
+        let tensor = Tensor::withheld(&panels.shape(), panels.dtype(), panels.device(), PACKED)?;
+        Ok(Var { tensor, origin: Origin::Packed(Arc::new(panels)) })
+    }
+
+    /// Its panels, if it is [packed](Var::packed).
+    pub fn panels(&self) -> Option<&WeightPanels> {
+        match &self.origin {
+            Origin::Packed(panels) => Some(panels),
+            _ => None,
+        }
+    }
+
+    /// The same value with its elements in its tensor: this one, unless it is [packed](Var::packed).
+    ///
+    /// # Errors
+    /// If memory is short.
+    pub fn unpacked(&self) -> Result<Cow<'_, Var>> {
+        Ok(match self.panels() {
+            Some(panels) => Cow::Owned(Var::new(panels.values()?)),
+            None => Cow::Borrowed(self),
+        })
+    }
+
+    /// `x selfᵀ + bias` for a weight, packed or not, as tensors: the step of [`Var::linear`] that computes.
+    ///
+    /// # Errors
+    /// As [`Var::linear`].
+    pub fn multiply_as_weight(&self, x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        Ok(match self.panels() {
+            Some(panels) => panels.linear(x, bias)?,
+            None => kernels::linear(x, &self.tensor, bias)?,
+        })
+    }
+
     pub(crate) fn from_parts(tensor: Tensor, edge: Option<Edge>) -> Var {
         Var { tensor, origin: edge.map_or(Origin::Constant, Origin::Made) }
     }
@@ -68,7 +115,7 @@ impl Var {
     pub(crate) fn constant_again(&self) -> Option<&Arc<Rematerialized>> {
         match &self.origin {
             Origin::MadeAgain(again) => Some(again),
-            Origin::Constant | Origin::Held(_) | Origin::Made(_) => None,
+            Origin::Constant | Origin::Held(_) | Origin::Packed(_) | Origin::Made(_) => None,
         }
     }
 
@@ -76,14 +123,14 @@ impl Var {
     pub(crate) fn holding_node(&self) -> Option<&Arc<Node>> {
         match &self.origin {
             Origin::Held(leaf) => Some(leaf),
-            Origin::Constant | Origin::MadeAgain(_) | Origin::Made(_) => None,
+            Origin::Constant | Origin::MadeAgain(_) | Origin::Packed(_) | Origin::Made(_) => None,
         }
     }
 
     pub(crate) fn edge(&self) -> Option<&Edge> {
         match &self.origin {
             Origin::Made(edge) => Some(edge),
-            Origin::Constant | Origin::Held(_) | Origin::MadeAgain(_) => None,
+            Origin::Constant | Origin::Held(_) | Origin::MadeAgain(_) | Origin::Packed(_) => None,
         }
     }
 

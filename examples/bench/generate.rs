@@ -71,6 +71,7 @@ fn measure(report: &Report, dtype: DType) -> Result<(), Box<dyn Error>> {
     let (config, name) = (config(), format!("generate-{dtype}"));
     let model = config.init(&Scope::new(1, dtype, Device::CPU))?;
     model.eval();
+    model.pack()?;
     let bytes: usize = model.parameters().iter().map(|p| p.tensor().numel() * dtype.size()).sum();
     let prompt: Vec<i64> = (0..PROMPT as i64).map(|i| i * 7919 % 151_936).collect();
     let _no_grad = no_grad();

@@ -101,7 +101,7 @@ pub fn load_with(
 
 /// Every parameter and buffer by name, as PyTorch's `state_dict`. The tensors are the module's own, not copies. The tensor of a
 /// parameter that is sharded over ranks has no elements here; reading or saving it is an error that names the remedy
-/// ([`Tensor::why_withheld`]). A parameter [in 8-bit blocks](crate::Parameter::hold_in_int8) has new floats; if memory is short for them,
+/// ([`Tensor::why_withheld`]). A parameter [in 8-bit blocks](crate::Parameter::hold_in_int8) or [in panels](crate::Parameter::pack) has new floats; if memory is short for them,
 /// it has no elements either. See [`save`](crate::save) for a file.
 pub fn state_dict(module: &(impl Parameters + ?Sized)) -> Vec<(String, Tensor)> {
     let mut entries = Vec::new();
@@ -178,8 +178,8 @@ impl LoadPlan {
         let mut withheld = None;
         module.visit("", &mut |path, entry| {
             let held = entry.tensor();
-            let is_in_int8 = matches!(entry, Entry::Parameter(p) if p.is_in_int8());
-            let why = held.why_withheld().filter(|_| !is_in_int8);
+            let is_held = matches!(entry, Entry::Parameter(p) if p.is_in_int8() || p.is_packed());
+            let why = held.why_withheld().filter(|_| !is_held);
             withheld = withheld.take().or_else(|| Some((path.to_string(), why?)));
             plan.on_meta &= held.device().is_meta();
             match given.remove(path) {

@@ -372,7 +372,7 @@ impl LayerFactory for OneDevice {
                 weight.with_sites(1 + usize::from(spec.tied))?
             }
         };
-        Ok(LinearHead { weight })
+        Ok(LinearHead { weight: weight.as_weight() })
     }
 
     fn head_bias(&self, scope: &Scope, vocabulary: usize) -> Result<Parameter> {

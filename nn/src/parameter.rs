@@ -1,6 +1,8 @@
-//! [`Parameter`]: a trained tensor; [`ParameterOwner`]: the parallel wrapper that owns it.
+//! [`Parameter`]: a trained tensor.
 
 mod int8;
+mod owner;
+mod packed;
 mod replica_sites;
 mod shard;
 #[cfg(test)]
@@ -12,11 +14,12 @@ use std::sync::{Arc, Mutex};
 
 use phalanx_autograd::{Int8Blocks, Leaf, Slot, Var};
 use phalanx_kernels as kernels;
-use phalanx_tensor::{Category, DType, Device, Tensor, unpoisoned};
+use phalanx_tensor::{Category, DType, Device, Tensor};
 
 use crate::scope::{DEFERRED, Initial};
 use crate::{Error, Result};
 
+pub use owner::{ParameterOwner, Usage};
 pub(crate) use replica_sites::in_replica;
 pub use shard::Shard;
 
@@ -37,7 +40,7 @@ struct State {
     range: Range<usize>,
     /// The dimensions of the tensor before a wrapper cut it into pieces.
     rank: usize,
-    /// The bits [`TRAINED`], [`OWNED`], [`OBSERVED`], [`REPLICA_SITES`], [`INT8`].
+    /// The bits [`TRAINED`], [`OWNED`], [`OBSERVED`], [`REPLICA_SITES`], [`INT8`], [`MULTIPLIES`], [`PACKED`].
     flags: AtomicU8,
     sites: Vec<Leaf>,
     /// How its values are drawn, if that is deferred.
@@ -45,6 +48,7 @@ struct State {
     owner: Mutex<Option<Arc<dyn ParameterOwner>>>,
     /// What holds its values instead of its tensor.
     int8: Mutex<Option<Int8Blocks>>,
+    packed: Mutex<Option<Var>>,
 }
 
 /// Gradients are recorded for it.
@@ -57,6 +61,10 @@ const OBSERVED: u8 = 4;
 const REPLICA_SITES: u8 = 8;
 /// The values are in 8-bit blocks.
 const INT8: u8 = 16;
+/// It is the weight of a linear map.
+const MULTIPLIES: u8 = 32;
+/// The values lie in panels.
+const PACKED: u8 = 64;
 
 impl Parameter {
     /// A whole parameter.
@@ -141,8 +149,9 @@ impl Parameter {
     ) -> Result<Parameter> {
         tensor.storage().set_category(Category::Parameters);
         let sites = (0..sites).map(|_| Leaf::new(tensor.clone(), true)).collect::<Result<_, _>>()?;
-        let (flags, owner, int8) = (AtomicU8::new(TRAINED), Mutex::default(), Mutex::default());
-        Ok(Parameter(Arc::new(State { name, part, range, rank, flags, sites, initial, owner, int8 })))
+        let (flags, owner) = (AtomicU8::new(TRAINED), Mutex::default());
+        let (int8, packed) = (Mutex::default(), Mutex::default());
+        Ok(Parameter(Arc::new(State { name, part, range, rank, flags, sites, initial, owner, int8, packed })))
     }
 
     /// The name in the whole model, such as `h.0.attn.c_attn.weight`.
@@ -216,6 +225,11 @@ impl Parameter {
         {
             return var;
         }
+        if flags & PACKED != 0
+            && let Some(var) = self.packed_var()
+        {
+            return var;
+        }
         if flags & TRAINED != 0 { leaf.var() } else { leaf.constant() }
     }
 
@@ -243,65 +257,13 @@ impl Parameter {
         self.0.flags.fetch_and(!TRAINED, Ordering::Relaxed);
     }
 
-    /// Undoes [`Parameter::freeze`], but of a parameter [in 8-bit blocks](Parameter::hold_in_int8), which stays frozen.
+    /// Undoes [`Parameter::freeze`], but of a parameter [in 8-bit blocks](Parameter::hold_in_int8) or [in panels](Parameter::pack), which stays
+    /// frozen.
     pub fn unfreeze(&self) {
-        if !self.is_in_int8() {
+        if self.flags() & (INT8 | PACKED) == 0 {
             self.0.flags.fetch_or(TRAINED, Ordering::Relaxed);
         }
     }
-}
-
-/// The parallel wrapper that owns it.
-impl Parameter {
-    /// Makes a wrapper its owner: the wrapper may refuse uses of the parameter from now on. It replaces an earlier owner, whose
-    /// [`ParameterOwner::replaced`] is called.
-    pub fn set_owner(&self, owner: Arc<dyn ParameterOwner>) {
-        let earlier = self.replace_owner(Some(owner.clone())).filter(|earlier| !same(earlier, &owner));
-        earlier.iter().for_each(|earlier| earlier.replaced());
-    }
-
-    /// Undoes [`Parameter::set_owner`], unless another wrapper has become the owner since.
-    pub fn release_owner(&self, owner: &Arc<dyn ParameterOwner>) {
-        if self.owner().is_some_and(|own| same(&own, owner)) {
-            self.replace_owner(None);
-        }
-    }
-
-    /// The wrapper that owns it.
-    pub fn owner(&self) -> Option<Arc<dyn ParameterOwner>> {
-        match self.flags() & OWNED {
-            0 => None,
-            _ => unpoisoned(self.0.owner.lock()).clone(),
-        }
-    }
-
-    /// Sets the owner and returns the earlier one.
-    fn replace_owner(&self, owner: Option<Arc<dyn ParameterOwner>>) -> Option<Arc<dyn ParameterOwner>> {
-        let flags = match &owner {
-            None => 0,
-            Some(owner) if owner.observes_uses() => OWNED | OBSERVED,
-            Some(_) => OWNED,
-        };
-        let mut held = unpoisoned(self.0.owner.lock());
-        self.0.flags.fetch_and(!(OWNED | OBSERVED), Ordering::Relaxed);
-        self.0.flags.fetch_or(flags, Ordering::Relaxed);
-        std::mem::replace(&mut *held, owner)
-    }
-
-    /// Refuses a use that the owner does not allow.
-    ///
-    /// # Errors
-    /// The owner's reason and the remedy.
-    pub fn check_usage(&self, op: &str, usage: Usage) -> Result<()> {
-        match self.owner().and_then(|owner| owner.refusal(usage)) {
-            None => Ok(()),
-            Some(why) => Err(Error::invalid(op, format!("{:?} {why}", self.name()))),
-        }
-    }
-}
-
-fn same(a: &Arc<dyn ParameterOwner>, b: &Arc<dyn ParameterOwner>) -> bool {
-    std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
 }
 
 /// Access to the values.
@@ -311,6 +273,9 @@ impl Parameter {
     /// # Errors
     /// If dtype, device or shape differ.
     pub fn set_tensor(&self, tensor: Tensor) -> Result<()> {
+        if self.is_packed() {
+            self.unpack();
+        }
         tensor.storage().set_category(Category::Parameters);
         Ok(self.0.sites.iter().try_for_each(|leaf| leaf.set_tensor(tensor.clone()))?)
     }
@@ -348,6 +313,10 @@ impl Parameter {
         if self.is_in_int8() {
             check_shape(self.name(), &values, held.shape())?;
             return self.set_int8(&values);
+        }
+        if self.is_packed() {
+            check_shape(self.name(), &values, held.shape())?;
+            return self.set_packed(&values).map(drop);
         }
         if self.is_deferred() || held.arrived("load").is_err() {
             return self.set_tensor(values.copy()?);
@@ -456,36 +425,4 @@ impl std::fmt::Debug for Parameter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Parameter({} {:?} {})", self.name(), self.tensor().shape(), self.dtype())
     }
-}
-
-/// A use of a parameter that its [`ParameterOwner`] may refuse.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Usage {
-    /// An optimizer updates it, or is built over it.
-    Update,
-    /// The norm of gradients is computed.
-    Norm,
-    /// Its gradient is removed.
-    ZeroGrad,
-    /// The dtype or the place of its gradients is chosen.
-    Gradients,
-}
-
-/// A parallel wrapper that owns parameters, such as one that shards them over ranks. Optimizers, norms and `zero_grad` ask it before
-/// they use a parameter ([`Parameter::set_owner`]).
-pub trait ParameterOwner: Send + Sync {
-    /// Why this use is refused, and the remedy, as the end of a sentence that begins with the parameter's name. `None` allows it.
-    fn refusal(&self, usage: Usage) -> Option<&'static str>;
-
-    /// Is called when another wrapper becomes the owner of one of its parameters.
-    fn replaced(&self) {}
-
-    /// Whether [`ParameterOwner::before_use`] is to be called.
-    fn observes_uses(&self) -> bool {
-        false
-    }
-
-    /// Is called before an operation takes a parameter's values ([`Parameter::site`]), so that the wrapper can gather them. It returns
-    /// no error: the operation that finds the values missing reports one, and so does the wrapper at its next call.
-    fn before_use(&self, _parameter: &Parameter) {}
 }

@@ -85,6 +85,7 @@ pub fn generate_saved<'a>(
         let mut rows = ranks(&config, process, |rank| {
             let scope = Scope::new(0, config.dtype, rank.device);
             let part = hybrid::decoder(&model, &config.layout, &rank.groups, &scope, Some(folder))?;
+            part.pack()?;
             let sink = |step: GenerationStep<'_>| unpoisoned(sink.lock())(step);
             Ok(hybrid::generate_rows(&part, &config.layout, &rank.groups, prompts, generation(), sink)?)
         })?;

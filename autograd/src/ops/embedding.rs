@@ -20,7 +20,10 @@ impl Var {
     /// If this has no dimension, or an index or `padding` is out of range.
     pub fn embedding(&self, index: &Var, padding: Option<isize>) -> Result<Var> {
         begins();
-        let y = kernels::embedding(self.tensor(), index.tensor())?;
+        let y = match self.panels() {
+            Some(panels) => panels.embedding(index.tensor())?,
+            None => kernels::embedding(self.tensor(), index.tensor())?,
+        };
         let rows = self.shape()[0];
         let place = |row: isize| {
             let place = if row < 0 { rows.checked_sub(row.unsigned_abs()) } else { Some(row.unsigned_abs()) };

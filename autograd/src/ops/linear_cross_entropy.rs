@@ -47,7 +47,7 @@ impl Var {
             let logits = named(OP, self.linear(weight, None))?;
             return named(OP, logits.cross_entropy(target, config));
         }
-        named(OP, self.in_chunks(weight, target, config, logits_max))
+        named(OP, self.in_chunks(&*weight.unpacked()?, target, config, logits_max))
     }
 
     /// [`Var::linear_cross_entropy`] whose logits are not held whole.

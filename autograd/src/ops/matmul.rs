@@ -95,8 +95,12 @@ impl Var {
     /// # Errors
     /// If the shapes do not fit, or dtypes or devices differ.
     pub fn linear(&self, weight: &Var, bias: Option<&Var>) -> Result<Var> {
+        let inputs: SmallVec<[&Var; 2]> = [self].into_iter().chain(bias).collect();
+        if weight.panels().is_some() && is_recording(&inputs) {
+            return self.linear(&*weight.unpacked()?, bias);
+        }
         begins();
-        let y = kernels::linear(self.tensor(), weight.tensor(), bias.map(Var::tensor))?;
+        let y = weight.multiply_as_weight(self.tensor(), bias.map(Var::tensor))?;
         self.linear_made(weight, bias, y)
     }
 
@@ -119,6 +123,9 @@ impl Var {
     /// # Errors
     /// As [`Var::linear`].
     pub fn linear_gelu(&self, weight: &Var, bias: Option<&Var>, kind: Gelu) -> Result<Var> {
+        if weight.panels().is_some() {
+            return self.linear(weight, bias)?.gelu(kind);
+        }
         let (x, w, b) = (self.tensor(), weight.tensor(), bias.map(Var::tensor));
         let inputs: SmallVec<[&Var; 3]> = [self, weight].into_iter().chain(bias).collect();
         if !is_recording(&inputs) {

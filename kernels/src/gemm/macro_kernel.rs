@@ -49,6 +49,7 @@ struct ABlock<'a> {
 }
 
 /// An operand to pack, with a row for each line: A, or B transposed. The other fields are those of [`Panels`].
+#[derive(Clone, Copy)]
 struct Operand<'a, T> {
     matrix: MatRef<'a, T>,
     width: usize,
@@ -158,16 +159,17 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
     /// Packs these panels of B for some steps.
     fn pack_b(&self, cols: Range<usize>, steps: &Range<usize>, dst: &mut [T::Acc]) {
         let plan = self.plan;
-        if !cols.is_empty() {
+        let at_once = if self.product.b.is_in_panels() { 1 } else { cols.len() };
+        for (nth, cols) in blocks(&cols, at_once).enumerate() {
             let lines = plan.cols(cols.start).start..plan.cols(cols.end - 1).end;
             let b = Operand {
-                matrix: self.product.b.transposed(),
+                matrix: self.product.b.columns(lines.clone()).transposed(),
                 width: plan.shape.cols(),
                 line_pitch: 1,
                 beyond: T::narrow(T::Acc::ZERO),
                 near: plan.by_panel,
             };
-            self.pack(b, lines, steps, dst);
+            self.pack(b, 0..lines.len(), steps, &mut dst[nth * at_once * b.width * steps.len()..]);
         }
     }
 
@@ -328,7 +330,9 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
         let finishes = block.is_last && !self.product.is_in_place();
         let at_once = if finishes { 1 } else { plan.shape.cols() };
         for col in block.chunk.cols.clone() {
-            self.pack_b(col..col + 1, &block.steps, buffers.b);
+            if !plan.b_in_place {
+                self.pack_b(col..col + 1, &block.steps, buffers.b);
+            }
             for rows in blocks(&high, at_once).chain(low.then_some(high.end..rows.end)) {
                 let strip = Strip { rows, cols: col..col + 1, packs_a: false, packs_b: false };
                 // SAFETY: the caller's.
@@ -346,9 +350,11 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
             return (std::ptr::null(), 0, 0);
         }
         let per_place = steps_on::<T::PanelElem>(self.product.runner);
-        let line = self.plan.cols(col + 1).start + nth;
-        let start = line * line_stride + block.steps.start * per_place * step_stride;
-        let far = self.product.b.data().as_ptr().wrapping_add(start).cast();
+        let (b, first) = (&self.product.b, self.plan.cols(col + 1).start);
+        // A panel has its steps one after the other: each tile takes as many bytes of it as a line has.
+        let line_stride = if b.is_in_panels() { block.steps.len() * per_place } else { line_stride };
+        let start = b.column(first) + nth * line_stride + block.steps.start * per_place * step_stride;
+        let far = b.data().as_ptr().wrapping_add(start).cast();
         (far, per_place * size_of::<T>(), line_stride * size_of::<T>())
     }
 
@@ -379,8 +385,8 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
         let (b, b_step, b_col, b_next) = if plan.b_in_place || strip.packs_b {
             let (step_stride, col_stride) = product.b.strides();
             let col_stride = if plan.problem.b_contiguous { 1 } else { col_stride };
-            let start = block.steps.start * step_stride + cols.start * col_stride;
-            (wide_start(&product.b).wrapping_add(start), step_stride, col_stride, width * col_stride)
+            let start = block.steps.start * step_stride + product.b.column(cols.start);
+            (wide_start(&product.b).wrapping_add(start), step_stride, col_stride, product.b.column(width))
         } else {
             (b_packed, width, 1, width * block.steps.len())
         };

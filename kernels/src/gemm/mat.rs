@@ -4,8 +4,10 @@
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
-/// A matrix to read: element (i, j) is `data[i * row_stride + j * col_stride]`. Strides may be 0 (broadcast).
+/// A matrix to read: element (i, j) is `data[i * row_stride + j * col_stride]`. Strides may be 0 (broadcast). Of a matrix
+/// [in panels](MatRef::in_panels) that is so within each panel.
 #[derive(Clone, Copy)]
 pub(crate) struct MatRef<'a, T> {
     data: &'a [T],
@@ -13,6 +15,8 @@ pub(crate) struct MatRef<'a, T> {
     cols: usize,
     row_stride: usize,
     col_stride: usize,
+    /// Columns of a panel; 0 if there are none.
+    panel: usize,
 }
 
 impl<'a, T> MatRef<'a, T> {
@@ -26,7 +30,26 @@ impl<'a, T> MatRef<'a, T> {
             "a {rows} x {cols} matrix with strides {row_stride}, {col_stride} exceeds {} elements",
             data.len()
         );
-        MatRef { data, rows, cols, row_stride, col_stride }
+        MatRef { data, rows, cols, row_stride, col_stride, panel: 0 }
+    }
+
+    /// A matrix whose columns lie in panels of so many, one after the other. Each has its rows one after the other, and the last one is as wide
+    /// as the others.
+    ///
+    /// # Panics
+    ///
+    /// If a panel exceeds `data`.
+    pub(crate) fn in_panels(data: &'a [T], rows: usize, cols: usize, panel: usize) -> Self {
+        if cols <= panel {
+            return MatRef::new(data, rows, cols, panel, 1);
+        }
+        let all = rows.saturating_mul(cols.next_multiple_of(panel));
+        assert!(
+            all <= data.len(),
+            "a {rows} x {cols} matrix in panels of {panel} exceeds {} elements",
+            data.len()
+        );
+        MatRef { data, rows, cols, row_stride: panel, col_stride: 1, panel }
     }
 
     /// A matrix whose rows lie one after the other.
@@ -34,8 +57,9 @@ impl<'a, T> MatRef<'a, T> {
         MatRef::new(data, rows, cols, cols, 1)
     }
 
-    /// The same elements with rows and columns exchanged.
+    /// The same elements with rows and columns exchanged. No matrix of panels.
     pub(crate) fn transposed(self) -> Self {
+        debug_assert!(!self.is_in_panels(), "panels are of columns");
         MatRef {
             rows: self.cols,
             cols: self.rows,
@@ -62,12 +86,38 @@ impl<'a, T> MatRef<'a, T> {
         self.data
     }
 
+    /// How many columns a panel has if they lie in several, else 0.
+    pub(super) fn panel(&self) -> usize {
+        self.panel
+    }
+
+    /// Whether its columns lie in several panels.
+    pub(super) fn is_in_panels(&self) -> bool {
+        self.panel > 0
+    }
+
+    /// These columns, of one panel if there are several.
+    pub(super) fn columns(&self, cols: Range<usize>) -> Self {
+        debug_assert!(self.panel == 0 || cols.start / self.panel == (cols.end - 1) / self.panel, "one panel");
+        let data = self.data.get(self.column(cols.start)..).unwrap_or_default(); // none of a matrix without rows
+        MatRef::new(data, self.rows, cols.len(), self.row_stride, self.col_stride)
+    }
+
+    /// Where a column begins.
+    pub(super) fn column(&self, col: usize) -> usize {
+        match self.panel {
+            0 => col * self.col_stride,
+            panel => col / panel * (self.rows * panel) + col % panel,
+        }
+    }
+
     /// The matrix of the same shape that starts `offset` elements later; empty matrices stay where they are.
     #[inline]
     pub(super) fn shifted(self, offset: usize) -> Self {
         if offset == 0 || self.rows == 0 || self.cols == 0 {
             return self;
         }
+        debug_assert!(!self.is_in_panels(), "one product");
         MatRef::new(&self.data[offset..], self.rows, self.cols, self.row_stride, self.col_stride)
     }
 

@@ -79,6 +79,8 @@ pub(super) struct Problem {
     pub(super) b_contiguous: bool,
     /// Whether, if they are not, the steps of each column are: then a tile can transpose them.
     pub(super) b_transposable: bool,
+    /// Whether B's columns lie in panels, which are as wide as tiles.
+    pub(super) b_in_panels: bool,
 }
 
 /// The blocking of one product.
@@ -106,15 +108,20 @@ pub(super) struct BlockingPlan {
 impl BlockingPlan {
     pub(super) fn new(problem: Problem, shape: TileShape) -> BlockingPlan {
         let wide = shape.widened(problem.m.min(FEW_ROWS));
-        let short = problem.readable && problem.k <= SHORT_STEPS_MAX && problem.n >= wide.cols();
+        let short = problem.readable
+            && problem.k <= SHORT_STEPS_MAX
+            && problem.n >= wide.cols()
+            && !problem.b_in_panels;
         let shape = if short { TileShape { rows: FEW_ROWS, ..wide } } else { shape };
         let row_panels = panels(problem.m, shape.rows);
         let few_rows = row_panels <= DIRECT_ROW_PANELS_MAX;
         let small = problem.k.saturating_mul(problem.m.max(problem.n)) <= DIRECT_ELEMENTS_MAX;
         let b_transposed =
             problem.readable && problem.b_transposable && row_panels <= TRANSPOSED_ROW_PANELS_MAX;
-        let b_in_place =
-            b_transposed || problem.readable && problem.b_contiguous && (few_rows || small || short);
+        let b_in_place = b_transposed
+            || problem.readable
+                && problem.b_contiguous
+                && (few_rows || small || short || problem.b_in_panels);
         let shape = match (b_transposed, b_in_place) {
             (true, _) => shape.narrow(),
             (_, true) if problem.m <= FEW_ROWS => wide,
@@ -147,12 +154,13 @@ impl BlockingPlan {
     }
 
     /// The plan for a thread that multiplies all rows and keeps no panel of B: [`BlockingPlan::by_panel`] if that pays, which is if B's columns lie
-    /// along k, so that packing is dear, and the panels of A are few enough to stay in the cache, but enough to hide the way of B's elements from
-    /// memory.
+    /// along k, so that packing is dear, or in panels; and the panels of A are few enough to stay in the cache, but enough to hide the way of B's
+    /// elements from memory.
     pub(super) fn for_all_rows(self) -> BlockingPlan {
-        let Problem { n, k, b_transposable, .. } = self.problem;
+        let Problem { n, k, b_transposable, b_in_panels, .. } = self.problem;
         let far = n.saturating_mul(k) >= FAR_B_MIN && k >= LONG_STEPS_MIN;
-        if !(far && b_transposable) || self.b_in_place || self.a_in_place || self.tiles_pack_a {
+        let transposes = b_transposable && !self.b_in_place;
+        if !(far && (transposes || b_in_panels)) || self.a_in_place || self.tiles_pack_a {
             return self;
         }
         let most = (k / STEPS_BY_PANEL_MIN).max(1);
@@ -317,6 +325,7 @@ pub(super) mod tests {
             a_steps_contiguous: true,
             b_contiguous: true,
             b_transposable: false,
+            b_in_panels: false,
         }
     }
 

@@ -213,6 +213,7 @@ impl<T: GemmElem> Product<'_, T> {
         let (b_step, b_col) = self.b.strides();
         let b_contiguous = b_col == 1 || n == 1;
         let fits = match b_contiguous {
+            _ if self.b.is_in_panels() => false,
             true => n <= shape.widened(m).cols(),
             false => n <= shape.lanes && (b_step == 1 || k == 1),
         };
@@ -240,12 +241,16 @@ impl<T: GemmElem> Product<'_, T> {
         })
     }
 
-    /// Whether [`Product::run_thin`] is for this product: few rows, and a B that can be read in place. Tiles read a small B of f32 as fast.
+    /// Whether [`Product::run_thin`] is for this product: few rows, and a B that can be read in place. Tiles read a small B of f32 as fast, unless it
+    /// is in panels.
     fn is_thin(&self) -> bool {
         if self.a.rows() > THIN_ROWS {
             return false;
         }
-        let Problem { n, b_contiguous, b_transposable, .. } = self.problem();
+        let Problem { n, b_contiguous, b_transposable, b_in_panels, .. } = self.problem();
+        if b_in_panels {
+            return true;
+        }
         let is_far = n.saturating_mul(self.a.cols()) >= FAR_B_MIN && self.write != Write::Continue;
         if is_acc::<T>() { b_transposable && is_far } else { b_contiguous || b_transposable }
     }
@@ -270,6 +275,7 @@ impl<T: GemmElem> Product<'_, T> {
             a_steps_contiguous: a_step == 1 && a_row != 1,
             b_contiguous,
             b_transposable: !b_contiguous && (self.b.strides().0 == 1 || k == 1),
+            b_in_panels: self.b.is_in_panels(),
         }
     }
 }
@@ -358,10 +364,14 @@ pub(super) fn run<T: GemmElem>(
         let c = MatMut::new(c.data(), rows, n, c_strides.0, c_strides.1);
         return run(runner, pool, batch, a, b, c, (write, epilogue), kept);
     }
+    assert!(
+        !b.is_in_panels() || batch.count == 1 && write != Write::Continue,
+        "one product of its own by B's panels"
+    );
     if write == Write::Continue {
         let fits = is_acc::<T>() && (c.strides().1 == 1 || n == 1) && epilogue.is_empty();
         assert!(fits, "a product that goes on from C writes sums to its rows");
-    } else if is_better_transposed(&c, k) && epilogue.bias.is_none() {
+    } else if is_better_transposed(&c, k) && epilogue.bias.is_none() && !b.is_in_panels() {
         // The transpose of A B is B^T A^T: the factors of each multiplication are exchanged, which changes no bit.
         let batch = Batch { a: batch.b, b: batch.a, ..batch };
         let (a, b, c) = (b.transposed(), a.transposed(), c.transposed());

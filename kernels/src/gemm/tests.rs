@@ -155,6 +155,16 @@ fn check<T: GemmElem>(case: Case, pools: &[Pool]) {
     compare(case, pools, (&a, &b, bias), &before);
 }
 
+/// The elements of a matrix by panels of so many columns, the last one filled up with what no sum may hold.
+fn in_panels<T: GemmElem>(matrix: MatRef<'_, T>, width: usize) -> Vec<T> {
+    let ((row, col), filling) = (matrix.strides(), T::narrow(T::Acc::from_f64(f64::NAN)));
+    let at =
+        |step: usize, j: usize| if j < matrix.cols() { matrix.data()[step * row + j * col] } else { filling };
+    let panels = (0..matrix.cols()).step_by(width);
+    let steps = panels.flat_map(|panel| (0..matrix.rows()).map(move |step| (panel, step)));
+    steps.flat_map(|(panel, step)| (panel..panel + width).map(move |j| at(step, j))).collect()
+}
+
 /// The products of these operands against the twin's, on every instruction set.
 fn compare<T: GemmElem>(case: Case, pools: &[Pool], (a, b, bias): (&[T], &[T], Option<&[T]>), before: &[T]) {
     let Case { m, n, k, lies, .. } = case;
@@ -162,30 +172,36 @@ fn compare<T: GemmElem>(case: Case, pools: &[Pool], (a, b, bias): (&[T], &[T], O
     for runner in Runner::all() {
         let (isa, mut want) = (runner.isa(), before.to_vec());
         twin(&case, runner, a, b, bias, &mut want);
-        // As it is, as the first of a series, and as the second.
+        let strides = (lies.0.strides(m, k), lies.1.strides(k, n), lies.2.strides(m, n));
+        let plain = MatRef::new(b, k, n, strides.1.0, strides.1.1);
+        let width = TileShape::of::<T::Acc>(runner).cols();
+        let panels = in_panels(plain, width);
+        let has_tiles = isa == IsaName::Amx && TypeId::of::<T>() == TypeId::of::<bf16>();
+        let is_panelled = case.batch == 1 && case.write != Write::Continue && !has_tiles;
+        // As it is, as the first of a series, and as the second; then by a B in panels.
         let mut kept = Vec::new();
-        for (pool, nth) in pools.iter().flat_map(|pool| (0..3).map(move |nth| (pool, nth))) {
+        let ways = if is_panelled { 4 } else { 3 };
+        for (pool, nth) in pools.iter().flat_map(|pool| (0..ways).map(move |nth| (pool, nth))) {
             if nth < 2 {
                 kept.clear();
             }
             let mut got = before.to_vec();
-            let strides = (lies.0.strides(m, k), lies.1.strides(k, n), lies.2.strides(m, n));
             product::run(
                 runner,
                 Some(pool),
                 batch,
                 MatRef::new(a, m, k, strides.0.0, strides.0.1),
-                MatRef::new(b, k, n, strides.1.0, strides.1.1),
+                if nth == 3 { MatRef::in_panels(&panels, k, n, width) } else { plain },
                 MatMut::new(&mut got, m, n, strides.2.0, strides.2.1),
                 (case.write, Epilogue { bias, activation: case.activation }),
-                (nth > 0).then_some(&mut kept),
+                (1..3).contains(&nth).then_some(&mut kept),
             );
             for (place, (got, want)) in got.iter().zip(&want).enumerate() {
                 let (got, want) = (got.widen().to_f64(), want.widen().to_f64());
                 let threads = pool.threads();
                 assert!(
                     got.to_bits() == want.to_bits(),
-                    "{case:?} {isa} {threads} threads: place {place} is {got:e}, not {want:e}"
+                    "{case:?} {isa} {threads} threads, way {nth}: place {place} is {got:e}, not {want:e}"
                 );
             }
         }

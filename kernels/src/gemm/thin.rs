@@ -1,6 +1,6 @@
-//! Products of up to [`THIN_ROWS`] rows, as in decoding token by token: of halves, and by a large B of f32 or f64 whose columns have their steps side
-//! by side. Each element of B is used so few times that packing does not pay: B is read in place, and widened or paired in registers. The sums
-//! have the bits of the micro-kernel's.
+//! Products of up to [`THIN_ROWS`] rows, as in decoding token by token: by a B in panels, of halves, and by a large B of f32 or f64 whose columns have
+//! their steps side by side. Each element of B is used so few times that packing does not pay: B is read in place, and widened or paired in registers.
+//! The sums have the bits of the micro-kernel's.
 
 #![allow(unsafe_code)]
 
@@ -13,6 +13,7 @@ use super::element::{GemmElem, PanelElem, steps_on};
 use super::epilogue::FinishTile;
 use super::pack::Panels;
 use super::product::{Product, is_acc};
+use super::tile::VECTORS;
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, PARTS_MAX, Vector, follows_few_streams};
 
@@ -20,6 +21,10 @@ use crate::simd::{Float, Isa, Kernel, LANES_MAX, PARTS_MAX, Vector, follows_few_
 pub(super) const THIN_ROWS: usize = 4;
 /// Columns that a thread takes at a time, and sums that it keeps for them.
 const COLS_MAX: usize = 512;
+/// The same of a B in panels.
+const PANELLED_COLS_MAX: usize = 2048;
+/// How many bytes ahead panels are prefetched.
+const AHEAD_IN_PANEL: usize = 1024;
 /// Pieces of columns for each thread.
 const PIECES: usize = 4;
 /// How many places ahead rows of B are prefetched.
@@ -49,18 +54,19 @@ const fn squares<T: GemmElem, V: Vector>(rows: usize) -> usize {
 }
 
 impl<T: GemmElem> Product<'_, T> {
-    /// [`Product::run`] for [`THIN_ROWS`] at most, and a B whose columns, or the steps of each, are neighbours; of f32 and f64 the steps.
+    /// [`Product::run`] for [`THIN_ROWS`] at most, and a B in panels or whose columns, or the steps of each, are neighbours; of f32 and f64 the steps.
     ///
     /// # Safety
     ///
     /// [`Product::run`]'s.
     pub(super) unsafe fn run_thin(&self, pool: Option<&Pool>) {
-        let n = self.b.cols();
-        let least = pool.map_or(1, |pool| PIECES * pool.threads()).min(n.div_ceil(LANES_MAX));
-        let pieces = n.div_ceil(COLS_MAX).max(least);
+        let (n, width) = (self.b.cols(), self.width());
+        let least = pool.map_or(1, |pool| PIECES * pool.threads()).min(n.div_ceil(width));
+        let most = if self.b.is_in_panels() { PANELLED_COLS_MAX } else { COLS_MAX };
+        let pieces = n.div_ceil(most).max(least);
         let piece = |piece: usize| {
-            let vectors = even_piece(n.div_ceil(LANES_MAX), pieces, piece);
-            let cols = vectors.start * LANES_MAX..(vectors.end * LANES_MAX).min(n);
+            let widths = even_piece(n.div_ceil(width), pieces, piece);
+            let cols = widths.start * width..(widths.end * width).min(n);
             // SAFETY: the caller's; pieces have different columns.
             unsafe {
                 match self.a.rows() {
@@ -72,6 +78,11 @@ impl<T: GemmElem> Product<'_, T> {
         in_turns(pool, pieces, piece);
     }
 
+    /// So many columns, or a multiple of them, a piece has.
+    fn width(&self) -> usize {
+        self.b.panel().max(LANES_MAX)
+    }
+
     /// Computes C's columns `first .. first + cols`, with sums for H rows (A is filled up to H).
     ///
     /// # Safety
@@ -81,7 +92,7 @@ impl<T: GemmElem> Product<'_, T> {
         let ((m, k), (a_row, a_step), (b_step, b_col)) =
             ((self.a.rows(), self.a.cols()), self.a.strides(), self.b.strides());
         let places = k.div_ceil(steps_on::<T::PanelElem>(self.runner));
-        let width = cols.next_multiple_of(LANES_MAX);
+        let width = cols.next_multiple_of(self.width());
         with_scratch(H * (width + places) + LANES_MAX, |scratch: &mut [T::Acc]| {
             let (sums, a) = scratch.split_at_mut(H * width);
             // A panel of one row is the row, in whole vectors.
@@ -101,9 +112,10 @@ impl<T: GemmElem> Product<'_, T> {
                 dst: &mut a[..len],
             };
             T::PanelElem::run(self.runner, panels);
-            let (a, b) = (&a[..H * places], self.b.data().get(first * b_col..).unwrap_or_default());
+            let (a, b) = (&a[..H * places], self.b.data().get(self.b.column(first)..).unwrap_or_default());
             let b_col = if self.b.cols() == 1 { 1 } else { b_col };
-            let thin = ThinProduct::<T, H> { a, b, b_step, b_col, steps: k, cols, sums, width };
+            let in_panels = self.b.is_in_panels();
+            let thin = ThinProduct::<T, H> { a, b, b_step, b_col, in_panels, steps: k, cols, sums, width };
             T::PanelElem::run(self.runner, thin);
             let (c_row, c_col) = self.c_strides;
             let tile = FinishTile {
@@ -132,6 +144,8 @@ struct ThinProduct<'a, T: GemmElem, const H: usize> {
     b_step: usize,
     /// 1, or anything where `b_step` is 1.
     b_col: usize,
+    /// Whether each `b_step` columns are a panel of all steps.
+    in_panels: bool,
     steps: usize,
     cols: usize,
     sums: &'a mut [T::Acc],
@@ -143,6 +157,13 @@ impl<T: GemmElem, const H: usize> Kernel for ThinProduct<'_, T, H> {
 
     #[inline(always)]
     fn run<S: Isa>(mut self) {
+        if self.in_panels {
+            return match const { vectors::<S>(H) } {
+                8 => self.panels::<S, <T::Acc as Float>::Vec<S>, 8>(),
+                4 => self.panels::<S, <T::Acc as Float>::Vec<S>, 4>(),
+                _ => self.panels::<S, <T::Acc as Float>::Vec<S>, VECTORS>(),
+            };
+        }
         if is_acc::<T>() || self.b_col != 1 {
             return self.transposed::<S, <T::Acc as Float>::Vec<S>>();
         }
@@ -206,6 +227,62 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
             for (j, sum) in row.iter().enumerate() {
                 // `sums` has room for whole vectors; what lies beyond the last column is not read.
                 sum.store(&mut self.sums[i * self.width + col + j * V::LANES..]);
+            }
+        }
+    }
+
+    /// The columns of B lie in panels: those of W vectors at a time, far apart.
+    #[inline(always)]
+    fn panels<S: Isa, V: Vector<Elem = T::Acc>, const W: usize>(&mut self)
+    where
+        T::Acc: Float<Vec<S> = V>,
+    {
+        for (first, apart, count) in far_apart(self.cols.div_ceil(self.b_step), W / VECTORS) {
+            if count == W / VECTORS {
+                self.panel_block::<S, V, W>(first, apart);
+                continue;
+            }
+            for panel in first..first + count {
+                self.panel_block::<S, V, VECTORS>(panel, 1);
+            }
+        }
+    }
+
+    /// Panels of W vectors together, from panel `first` on, `apart` from each other.
+    #[inline(always)]
+    fn panel_block<S: Isa, V: Vector<Elem = T::Acc>, const W: usize>(&mut self, first: usize, apart: usize)
+    where
+        T::Acc: Float<Vec<S> = V>,
+    {
+        let (per_place, width) = (T::PanelElem::steps::<S>(), VECTORS * V::LANES);
+        let beyond = [T::narrow(T::Acc::ZERO); LANES_MAX];
+        let len = width * self.steps;
+        let mut panels = [&self.b[..0]; VECTORS_MAX / VECTORS];
+        for (nth, panel) in panels[..W / VECTORS].iter_mut().enumerate() {
+            *panel = &self.b[(first + nth * apart) * len..][..len];
+        }
+        let mut sums = [[V::zero(); W]; H];
+        for (place, a) in self.a.chunks_exact(H).enumerate() {
+            let step = place * per_place;
+            #[allow(clippy::needless_range_loop)] // vectors stay out of closures; see `rows/lanes.rs`
+            for j in 0..W {
+                let (panel, lane) = (panels[j / VECTORS], j % VECTORS * V::LANES);
+                let row = &panel[step * width + lane..][..V::LANES];
+                let next = match per_place == 2 && step + 1 < self.steps {
+                    true => &panel[(step + 1) * width + lane..][..V::LANES],
+                    false => &beyond[..V::LANES],
+                };
+                V::prefetch(row.as_ptr().wrapping_byte_add(AHEAD_IN_PANEL).cast());
+                let b = T::load_lines::<S>(row, next);
+                for i in 0..H {
+                    sums[i][j] = T::PanelElem::add::<S>(V::splat(a[i]), b, sums[i][j]);
+                }
+            }
+        }
+        for (i, row) in sums.iter().enumerate() {
+            for (j, sum) in row.iter().enumerate() {
+                let at = (first + j / VECTORS * apart) * width + j % VECTORS * V::LANES;
+                sum.store(&mut self.sums[i * self.width + at..]);
             }
         }
     }

@@ -102,8 +102,9 @@ pub use loss::{
 };
 pub use lstm::{lstm, lstm_backward};
 pub use matmul::{
-    PART_STEPS, fuses_epilogues, linear, linear_gelu, linear_gelu_kept, matmul, matmul_accumulate_,
-    matmul_accumulate_row_sums_, matmul_continue_, matmul_gelu_backward, matmul_into, matmul_row_sums,
+    PART_STEPS, WeightPanels, fuses_epilogues, linear, linear_gelu, linear_gelu_kept, matmul,
+    matmul_accumulate_, matmul_accumulate_row_sums_, matmul_continue_, matmul_gelu_backward, matmul_into,
+    matmul_row_sums,
 };
 pub use nll_loss::{NllLoss, nll_loss, nll_loss_backward};
 pub use norm::norm;

@@ -252,11 +252,6 @@ impl<L: LayerFactory> Decoder<L> {
         &self.blocks
     }
 
-    /// The device of the parameters.
-    pub fn device(&self) -> Device {
-        self.parameters().first().map_or(Device::CPU, Parameter::device)
-    }
-
     /// Tokens `[B, T]` (i64) to the stream `[B, T, width]` after this stage's last block. The input of a stage without the embedding is
     /// the stream of the stage before.
     ///

@@ -49,7 +49,7 @@ impl LinearConfig {
         let LinearConfig { inputs, outputs, bias, init } = self;
         let weights = init.unwrap_or(Init::layer(inputs));
         let biases = init.map_or(Init::layer(inputs), |_| Init::ZEROS);
-        let weight = scope.parameter("weight", &[outputs, inputs], weights)?;
+        let weight = scope.parameter("weight", &[outputs, inputs], weights)?.as_weight();
         let bias = bias.then(|| scope.parameter("bias", &[outputs], biases)).transpose()?;
         Ok(Linear { weight, bias })
     }

@@ -62,29 +62,36 @@ impl Parameter {
         unpoisoned(self.0.int8.lock()).clone()
     }
 
-    /// Its values: its tensor, or a new one if they are held in 8-bit blocks.
+    /// Its values: its tensor, or a new one if they are held in 8-bit blocks or [in panels](Parameter::pack).
     ///
     /// # Errors
     /// If memory is short.
     pub fn values(&self) -> Result<Tensor> {
         match self.int8_blocks() {
             Some(blocks) => Ok(blocks.values()?),
-            None => Ok(self.tensor()),
+            None => match self.packed_var() {
+                Some(packed) => Ok(packed.unpacked()?.tensor().clone()),
+                None => Ok(self.tensor()),
+            },
         }
     }
 
-    /// The tensors that hold its values: its own, or the codes and scales of blocks.
+    /// The tensors that hold its values: its own, its panels, or the codes and scales of blocks.
     pub fn held_in(&self) -> Vec<Tensor> {
         match self.int8_blocks() {
             Some(blocks) => blocks.tensors().map(Clone::clone).into(),
-            None => vec![self.tensor()],
+            None => vec![
+                self.packed_var()
+                    .and_then(|var| var.panels().map(|panels| panels.tensor().clone()))
+                    .unwrap_or(self.tensor()),
+            ],
         }
     }
 
     /// Lets one of the [tensors that hold its values](Parameter::held_in) be another one with the same values, or a stand-in for them.
     ///
     /// # Errors
-    /// If shape, dtype or device differ, or there is no such tensor.
+    /// If shape, dtype or device differ, there is no such tensor, or it is of panels.
     pub fn set_held(&self, number: usize, tensor: Tensor) -> Result<()> {
         let missing = |count: usize| {
             Error::invalid(self.name(), format!("got tensor {number} of {count} that hold it"))

@@ -1,5 +1,6 @@
 //! Sites, pieces, slots, and the owner of a parameter.
 
+use phalanx_autograd::{CrossEntropy, Gelu};
 use phalanx_tensor::{Dims, Window};
 
 use super::*;
@@ -154,4 +155,61 @@ fn gradients_of_a_half_precision_parameter_can_be_kept_in_f32() {
     w.set_grad_dtype(DType::F32).unwrap();
     w.var().sum_all().unwrap().backward().unwrap();
     assert_eq!(values(&w.grad().unwrap().unwrap()), [1.0; 2]);
+}
+
+#[test]
+fn a_packed_weight_gives_what_it_gave_and_its_values() {
+    let make = |shape: &[usize], from: f64| {
+        let values: Vec<f64> = (0..shape.iter().product()).map(|i| (from + i as f64 * 0.37).sin()).collect();
+        Tensor::from_slice(&values, shape, Device::CPU).unwrap()
+    };
+    let (values, x) = (make(&[70, 9], 1.0), make(&[3, 9], 2.0));
+    let of = |values: &Tensor| Parameter::new("w", values.copy().unwrap()).unwrap();
+    let (weight, plain) = (of(&values).with_sites(2).unwrap().as_weight(), of(&values));
+    let index = Var::from_slice(&[69i64, 0, 31], &[3], Device::CPU).unwrap();
+    // Results and the gradient of x, where it is recorded.
+    let results = |p: &Parameter, recorded: bool| {
+        let leaf = Leaf::new(x.clone(), true).unwrap();
+        let (x, w) = (if recorded { leaf.var() } else { leaf.constant() }, p.var());
+        let loss = |most| x.linear_cross_entropy(&w, &index, &CrossEntropy::default(), most).unwrap();
+        let all = [
+            x.linear(&w, None).unwrap(),
+            x.linear(&w, Some(&Var::new(make(&[70], 0.5)))).unwrap(),
+            x.linear_gelu(&w, None, Gelu::Exact).unwrap(),
+            w.embedding(&index, None).unwrap(),
+            loss(0),
+            loss(1 << 20),
+        ];
+        let mut bits: Vec<Vec<f64>> = all.iter().map(|y| y.to_vec().unwrap()).collect();
+        if recorded {
+            all.iter()
+                .try_for_each(|y| if y.requires_grad() { y.sum_all()?.backward() } else { Ok(()) })
+                .unwrap();
+            bits.push(leaf.grad().unwrap().to_vec().unwrap());
+        }
+        bits
+    };
+    plain.freeze();
+    let wanted = [false, true].map(|recorded| results(&plain, recorded));
+    assert!(!plain.pack().unwrap() && !plain.is_packed(), "not said to be a weight");
+    assert!(weight.pack().unwrap() && weight.pack().unwrap() && weight.is_packed());
+    weight.unfreeze();
+    assert!(!weight.is_trained() && weight.tensor().shape() == [70, 9]);
+    assert_eq!([false, true].map(|recorded| results(&weight, recorded)), wanted);
+    assert_eq!(weight.values().unwrap().to_vec::<f64>().unwrap(), values.to_vec::<f64>().unwrap());
+    assert_eq!(weight.held_in()[0].shape()[1], 9);
+    let refused = weight.var().mul_scalar(2.0).unwrap_err().to_string();
+    assert!(refused.contains("lies in panels") && refused.contains("Parameter::values"), "{refused}");
+    // Other values, in panels and as a tensor.
+    let others = make(&[70, 9], 5.0);
+    weight.load(&others).unwrap();
+    assert!(weight.is_packed());
+    assert!(weight.load(&make(&[9, 70], 5.0)).is_err());
+    assert_eq!(results(&weight, false), results(&of(&others), false));
+    weight.set_tensor(values.copy().unwrap()).unwrap();
+    assert!(!weight.is_packed());
+    assert_eq!(results(&weight, false), wanted[0]);
+    let owned = of(&values).as_weight();
+    owned.set_owner(Arc::new(Wrapper(Usage::Norm, AtomicU8::new(0))));
+    assert!(!owned.pack().unwrap() && owned.is_trained());
 }

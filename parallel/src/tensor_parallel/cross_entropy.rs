@@ -77,6 +77,7 @@ pub fn vocab_parallel_linear_cross_entropy(
     if whole || inputs != columns || own != split.lengths[comm.rank()] || targets.shape() != [items] {
         return vocab_parallel_cross_entropy(&x.linear(weight, None)?, targets, classes, comm, config);
     }
+    let weight = &*weight.unpacked()?;
     begins();
     let (w, of_item) = (weight.tensor(), targets.unsqueeze(1)?);
     let mut parts = Vec::new();

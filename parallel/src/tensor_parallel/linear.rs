@@ -2,8 +2,8 @@
 
 use phalanx_kernels as kernels;
 use phalanx_nn::autograd::{
-    Backward, Cx, Grads, Result as GradResult, SaveContext, SavedVariable, Var, begins, linear_weight_grad,
-    record_many,
+    Backward, Cx, Grads, Result as GradResult, SaveContext, SavedVariable, Var, begins, is_recording,
+    linear_weight_grad, record_many,
 };
 use phalanx_nn::tensor::{Dims, Window};
 use phalanx_nn::{
@@ -57,7 +57,7 @@ impl ColumnParallelLinear {
         let part = |inputs: &[usize]| section_part(sections, &split, comm.rank(), inputs);
         let held = sections * split.lengths[comm.rank()];
         let init = map.init.for_shape(&[total, map.inputs]);
-        let weight = scope.shard("weight", &[held, map.inputs], part(&[map.inputs]), init)?;
+        let weight = scope.shard("weight", &[held, map.inputs], part(&[map.inputs]), init)?.as_weight();
         let bias = map.bias.then(|| scope.shard("bias", &[held], part(&[]), Init::ZEROS)).transpose()?;
         Ok(ColumnParallelLinear { weight, bias, group, split: Some(split), sections, gathers: false })
     }
@@ -175,7 +175,7 @@ impl RowParallelLinear {
         let held = [out, range.len()];
         let part = Shard { window, extent: Dims::from_slice(&held) };
         Ok(RowParallelLinear {
-            weight: scope.shard("weight", &held, part, map.init)?,
+            weight: scope.shard("weight", &held, part, map.init)?.as_weight(),
             bias: map.bias.then(|| scope.parameter("bias", &[out], Init::ZEROS)).transpose()?,
             group: group.clone(),
             split,
@@ -242,12 +242,15 @@ type WeightAndBias = (Var, Option<Var>);
 ///
 /// Source: Korthikanti et al. (2022), section 4.2.2; Megatron-LM's `LinearWithGradAccumulationAndAsyncCommunication`.
 pub(super) fn columns(group: &TensorParallel, x: &Var, maps: &[WeightAndBias]) -> GradResult<Vec<Var>> {
+    if is_recording(&[x]) && maps.iter().any(|(weight, _)| weight.panels().is_some()) {
+        let unpacked = |(weight, bias): &WeightAndBias| Ok((weight.unpacked()?.into_owned(), bias.clone()));
+        return columns(group, x, &maps.iter().map(unpacked).collect::<GradResult<Vec<_>>>()?);
+    }
     begins();
     let exchanges = group.entering(x)?;
     let entered = exchanges[0].run(group.comm(), x.tensor(), false)?;
-    let outputs = maps.iter().map(|(weight, bias)| {
-        kernels::linear(&entered, weight.tensor(), bias.as_ref().map(Var::tensor)).map_err(Into::into)
-    });
+    let outputs =
+        maps.iter().map(|(weight, bias)| weight.multiply_as_weight(&entered, bias.as_ref().map(Var::tensor)));
     let outputs = outputs.collect::<GradResult<_>>()?;
     drop(entered);
     let weights = maps.iter().map(|(weight, _)| weight);

@@ -129,7 +129,7 @@ impl VocabParallelHead {
             Some(embedding) => (embedding.weight.clone(), embedding.split().clone()),
             None => rows(group, scope, table)?,
         };
-        Ok(VocabParallelHead { weight, group: group.clone(), split })
+        Ok(VocabParallelHead { weight: weight.as_weight(), group: group.clone(), split })
     }
 }
 

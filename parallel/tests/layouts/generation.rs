@@ -92,7 +92,10 @@ fn part(
 ) -> Result<(Box<dyn StagedModel>, Groups)> {
     let groups = Groups::new(layout.mesh()?, rank.comm())?;
     let scope = Scope::new(SEED, dtype, rank.device());
-    Ok((hybrid::decoder(config, layout, &groups, &scope, None)?, groups))
+    let model = hybrid::decoder(config, layout, &groups, &scope, None)?;
+    // One device's weights lie as usual.
+    model.pack()?;
+    Ok((model, groups))
 }
 
 fn by_ranks(config: &ModelConfig, layout: &Layout, dtype: DType) -> Vec<Written> {

@@ -29,6 +29,18 @@ fn indices(op: &'static str, index: &Tensor, from: &Tensor) -> Result<Tensor> {
     cast(index, DType::I64)?.contiguous()
 }
 
+/// The indices as numbers, all of them below `size`.
+pub(super) fn indices_below(
+    op: &'static str,
+    index: &Tensor,
+    from: &Tensor,
+    size: usize,
+) -> Result<Vec<usize>> {
+    let at = indices(op, index, from)?.to_vec::<i64>()?;
+    check_range(op, &at, size)?;
+    Ok(at.into_iter().map(|at| at as usize).collect())
+}
+
 /// Whether all indices are in `0..size`.
 fn all_in_range(indices: &[i64], size: usize) -> bool {
     let last = size as i64 - 1;

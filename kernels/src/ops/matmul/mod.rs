@@ -1,8 +1,9 @@
 //! Matrix products, batched and broadcast ([`matmul`]), and `x Wᵀ + b` ([`linear`]). A CPU's are [`crate::gemm`], a GPU's are in `cuda.rs`.
-//! Products with a step before or after them that cuBLASLt does on the way are in `fused.rs`.
+//! Products with a step before or after them that cuBLASLt does on the way are in `fused.rs`, weights that lie as products read them in `panels.rs`.
 
 mod cuda;
 mod fused;
+mod panels;
 
 use std::borrow::Cow;
 
@@ -26,6 +27,7 @@ pub use fused::{
     fuses_epilogues, linear_gelu, linear_gelu_kept, matmul_accumulate_row_sums_, matmul_gelu_backward,
     matmul_row_sums,
 };
+pub use panels::WeightPanels;
 
 /// The product of matrices in the last two dimensions; the dimensions before them broadcast. A tensor of one
 /// dimension is a row on the left and a column on the right, and that dimension is not in the result. Floating-point

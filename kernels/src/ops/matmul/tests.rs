@@ -225,3 +225,60 @@ fn what_linear_does_not_fit_is_refused_by_name() {
     assert!(linear(&x(&[2, 3]), &x(&[4, 3]), Some(&x(&[3]))).is_err());
     assert!(linear(&x(&[]), &x(&[4, 3]), None).is_err());
 }
+
+#[test]
+fn a_weight_in_panels_has_the_bits_of_the_weight() {
+    let biased = |dtype, n: usize| [None, Some(make(&[n], dtype, &floats(-1.0, 1.0)))];
+    for dtype in FLOATS {
+        for (n, k) in [(33, 1), (70, 7), (129, 33), (64, 129), (1000, 48), (257, 600)] {
+            let weight = make(&[n, k], dtype, &floats(-1.0, 1.0));
+            // As it lies, and as a part of a larger one.
+            let parts = cat(&[&weight, &weight], 1).unwrap();
+            for weight in [weight.clone(), parts.narrow(1, k, k).unwrap()] {
+                let Some(panels) = WeightPanels::new(&weight).unwrap() else {
+                    assert!(dtype == DType::BF16 && has_tiles(), "{dtype} {n} x {k}");
+                    continue;
+                };
+                assert_eq!((panels.shape(), panels.dtype()), ([n, k], dtype));
+                let bits = |t: &Tensor| values(t).into_iter().map(f64::to_bits).collect::<Vec<_>>();
+                assert_eq!(bits(&panels.values().unwrap()), bits(&weight));
+                for shape in [&[k][..], &[1, k], &[3, k], &[2, 5, k], &[70, k], &[0, k]] {
+                    let x = make(shape, dtype, &floats(-0.7, 1.3));
+                    for bias in biased(dtype, n) {
+                        let made = panels.linear(&x, bias.as_ref()).unwrap();
+                        let want = linear(&x, &weight, bias.as_ref()).unwrap();
+                        assert_eq!(made.shape(), want.shape());
+                        assert_eq!(bits(&made), bits(&want), "{dtype} {shape:?} {n} x {k}");
+                    }
+                }
+                let index =
+                    Tensor::from_slice(&[0, n as i64 - 1, 5, 5, 32, 31], &[3, 2], Device::CPU).unwrap();
+                let (made, want) =
+                    (panels.embedding(&index).unwrap(), crate::embedding(&weight, &index).unwrap());
+                assert_eq!((made.shape(), bits(&made)), (want.shape(), bits(&want)));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_weight_in_panels_refuses_what_does_not_fit() {
+    let of = |shape: &[usize]| make(shape, DType::F32, &floats(-1.0, 1.0));
+    let said = |error: Error| error.to_string();
+    assert!(said(WeightPanels::new(&of(&[40])).unwrap_err()).contains("[40]"));
+    let numbers = Tensor::zeros(&[40, 2], DType::I64, Device::CPU).unwrap();
+    assert!(said(WeightPanels::new(&numbers).unwrap_err()).contains("i64"));
+    for small in [[3, 5], [0, 5], [40, 0]] {
+        assert!(WeightPanels::new(&of(&small)).unwrap().is_none(), "{small:?}");
+    }
+    let panels = WeightPanels::new(&of(&[40, 6])).unwrap().unwrap();
+    assert!(said(panels.linear(&of(&[2, 5]), None).unwrap_err()).contains("[2, 5]"));
+    assert!(said(panels.linear(&of(&[2, 6]), Some(&of(&[39]))).unwrap_err()).contains("[39]"));
+    let wide = cast(&of(&[2, 6]), DType::F64).unwrap();
+    assert!(said(panels.linear(&wide, None).unwrap_err()).contains("f64"));
+    let index = |i: i64| Tensor::from_slice(&[1, i], &[2], Device::CPU).unwrap();
+    for wrong in [-1, 40] {
+        let error = said(panels.embedding(&index(wrong)).unwrap_err());
+        assert!(error.contains(&format!("index {wrong} (item 1)")), "{error}");
+    }
+}

@@ -5,7 +5,7 @@ use phalanx_tensor::{DType, Device, Dims};
 
 use super::{Decoder, InputEmbedding, WrappedUnit};
 use crate::models::{KvCache, RowPart};
-use crate::{Error, LayerFactory, Result};
+use crate::{Error, LayerFactory, Parameters, Result};
 
 /// Further tokens of a row, of which a stage of a model has seen the earlier ones.
 pub struct RowTokens<'a> {
@@ -18,6 +18,13 @@ pub struct RowTokens<'a> {
 }
 
 impl<L: LayerFactory> Decoder<L> {
+    /// The device of the parameters, of which not all are visited, as each token asks.
+    pub fn device(&self) -> Device {
+        let first = self.blocks.first().map(|block| block.parameters()).unwrap_or_default();
+        let all = first.into_iter().chain(self.embed.parameters()).chain(self.tail.parameters());
+        all.map(|p| p.device()).next().unwrap_or(Device::CPU)
+    }
+
     /// The former context of long rope ([`RopeScaling::LongRope`](crate::RopeScaling::LongRope)), if the model has it: where caches have as
     /// many positions or fewer, further ones beyond are refused, since earlier keys are rotated otherwise then. Generation begins such a row
     /// again.

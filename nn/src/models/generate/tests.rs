@@ -5,9 +5,9 @@ use std::cell::{Cell, RefCell};
 use phalanx_tensor::{Device, Tensor};
 
 use super::*;
-use crate::Scope;
 use crate::models::tests::{all, build};
 use crate::models::{DecoderStage, KvCache, LlamaConfig, ModelConfig, RowPart, RowTokens};
+use crate::{Parameter, Parameters, Scope};
 
 const GREEDY: SampleOptions =
     SampleOptions { temperature: 0.0, top_k: None, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0, seed: 0 };
@@ -78,6 +78,27 @@ fn rows_of_unlike_length_have_the_bits_that_they_have_alone() {
                 assert!(alone.0[0] == scores[row], "model {i}, {dtype}, row {row}");
                 assert_eq!(alone.1[0], tokens[row]);
             }
+        }
+    }
+}
+
+#[test]
+fn weights_in_panels_change_no_bit() {
+    let prompts = prompts();
+    for (i, config) in all(0.1).iter().enumerate() {
+        for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
+            let model = build(config, dtype, Device::CPU);
+            let wanted = traced(&model, &prompts, 4);
+            let values = || {
+                let bytes = |p: Parameter| p.values().unwrap().to_bytes().unwrap();
+                model.parameters().into_iter().map(bytes).collect::<Vec<_>>()
+            };
+            let before = values();
+            model.pack().unwrap();
+            let is_packed = model.parameters().iter().any(Parameter::is_packed);
+            assert!(is_packed || dtype == DType::BF16, "model {i}, {dtype}");
+            assert!(traced(&model, &prompts, 4) == wanted, "model {i}, {dtype}");
+            assert!(values() == before, "model {i}, {dtype}");
         }
     }
 }

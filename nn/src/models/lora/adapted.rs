@@ -125,6 +125,7 @@ impl<L: LayerFactory, C: LinearMap, A: LinearMap, B: LinearMap> Adapted<L, C, A,
     pub(super) fn factors(&self, adapter: &Adapter<A, B>, magnitude: &Parameter) -> Result<Var> {
         let weight = self.base.weight();
         let [held, a, b] = [weight, adapter.lora_a.weight(), adapter.lora_b.weight()].map(Parameter::var);
+        let [held, a, b] = [held.unpacked()?, a.unpacked()?, b.unpacked()?];
         let (weight_now, a, b) = (held.tensor(), a.tensor(), b.tensor());
         let adapted = magnitude::Adapted { weight: weight_now, a, b, scale: adapter.scale };
         adapted.factors(&*self.layers, weight, &magnitude.var())
