@@ -78,7 +78,7 @@ pub use optim::{
 };
 #[doc(hidden)]
 pub use optim::{is_one_of_ranks, note_ranks};
-pub use parameter::{Parameter, ParameterOwner, Shard, Usage};
+pub use parameter::{Parameter, ParameterOwner, Shard, Usage, pack_weights};
 pub use phalanx_autograd::{
     Conv1dOptions, ConvOptions, Gelu as GeluKind, KlReduction, KlTarget, NllLoss, PoolOptions, Reduction,
     enable_grad, eval, inference, kernels, manual_seed, no_grad,

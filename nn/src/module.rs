@@ -92,14 +92,6 @@ pub trait Parameters {
     fn parameters(&self) -> Vec<Parameter> {
         self.named_parameters().into_iter().map(|(_, p)| p).collect()
     }
-
-    /// Lays the weights of linear maps in panels and freezes them, for a model that is only used from now on: [`Parameter::pack`] of all parameters.
-    ///
-    /// # Errors
-    /// If memory is short.
-    fn pack(&self) -> Result<()> {
-        self.parameters().iter().try_for_each(|parameter| parameter.pack().map(drop))
-    }
 }
 
 impl Parameters for Parameter {

@@ -20,6 +20,7 @@ use crate::scope::{DEFERRED, Initial};
 use crate::{Error, Result};
 
 pub use owner::{ParameterOwner, Usage};
+pub use packed::pack_weights;
 pub(crate) use replica_sites::in_replica;
 pub use shard::Shard;
 

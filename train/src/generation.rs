@@ -7,10 +7,10 @@ use std::path::PathBuf;
 
 use phalanx_nn::SampleOptions;
 #[cfg(feature = "chat")]
-use phalanx_nn::Scope;
-#[cfg(feature = "chat")]
 use phalanx_nn::models::{Decoder, GenerationEnd, generate_rows, load_model};
 use phalanx_nn::models::{Generation, GenerationStep, has_weights, read_config};
+#[cfg(feature = "chat")]
+use phalanx_nn::{Parameters, Scope, pack_weights};
 use phalanx_parallel::hybrid::Layout;
 use phalanx_tensor::DType;
 #[cfg(feature = "chat")]
@@ -167,6 +167,7 @@ impl GenerateConfig {
     ) -> Result<()> {
         let folder = self.folder()?;
         let (_, model) = load_model(&folder, &Scope::new(0, self.dtype, Device::CPU))?;
+        pack_weights(&model.parameters())?;
         let mut chat = Chat::of(&folder)?;
         if let Some(system) = &self.system {
             chat = chat.with(Message::new("system", system));

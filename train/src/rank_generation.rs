@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Mutex;
 
-use phalanx_nn::Scope;
 use phalanx_nn::models::{Generated, Generation, GenerationStep, ModelConfig, Sampling, read_config};
+use phalanx_nn::{Parameters, Scope, pack_weights};
 use phalanx_parallel::hybrid::{self, Layout};
 use phalanx_tensor::{DType, Device, unpoisoned};
 
@@ -64,7 +64,7 @@ pub fn sample(
 
 /// Continues prompts with the model of a Hugging Face folder, on CPUs and in this dtype. With several ranks each reads and holds its part of the model
 /// only, as the layout's `tp` and `pp` say. Ranks are threads, or the processes that a launcher has started ([`start`], which gets `tell`). `generation` is called on each rank;
-/// `sink` on the first one. Returns the rows in the process of the first rank.
+/// `sink` on the first one. Returns the rows in the process of the first rank. Weights lie in panels ([`pack_weights`]).
 ///
 /// # Errors
 /// If the folder has no decoder, the ranks cannot split it, or as [`hybrid::generate_rows`].
@@ -85,7 +85,7 @@ pub fn generate_saved<'a>(
         let mut rows = ranks(&config, process, |rank| {
             let scope = Scope::new(0, config.dtype, rank.device);
             let part = hybrid::decoder(&model, &config.layout, &rank.groups, &scope, Some(folder))?;
-            part.pack()?;
+            pack_weights(&part.parameters())?;
             let sink = |step: GenerationStep<'_>| unpoisoned(sink.lock())(step);
             Ok(hybrid::generate_rows(&part, &config.layout, &rank.groups, prompts, generation(), sink)?)
         })?;

@@ -95,8 +95,7 @@ impl Var {
     /// # Errors
     /// If the shapes do not fit, or dtypes or devices differ.
     pub fn linear(&self, weight: &Var, bias: Option<&Var>) -> Result<Var> {
-        let inputs: SmallVec<[&Var; 2]> = [self].into_iter().chain(bias).collect();
-        if weight.panels().is_some() && is_recording(&inputs) {
+        if weight.panels().is_some() && is_recording(&[self, bias.unwrap_or(self)]) {
             return self.linear(&*weight.unpacked()?, bias);
         }
         begins();

@@ -59,7 +59,7 @@ impl<'a, T> MatRef<'a, T> {
 
     /// The same elements with rows and columns exchanged. No matrix of panels.
     pub(crate) fn transposed(self) -> Self {
-        debug_assert!(!self.is_in_panels(), "panels are of columns");
+        assert!(!self.is_in_panels(), "panels are of columns");
         MatRef {
             rows: self.cols,
             cols: self.rows,
@@ -117,7 +117,7 @@ impl<'a, T> MatRef<'a, T> {
         if offset == 0 || self.rows == 0 || self.cols == 0 {
             return self;
         }
-        debug_assert!(!self.is_in_panels(), "one product");
+        assert!(!self.is_in_panels(), "one product");
         MatRef::new(&self.data[offset..], self.rows, self.cols, self.row_stride, self.col_stride)
     }
 

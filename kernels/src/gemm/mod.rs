@@ -38,7 +38,8 @@
 //! product of few columns is computed as its transpose. Tiny products pack nothing. A matrix times a vector is as fast
 //! as the matrix is read. If several tiles read an operand whose order in memory allows it, the first of these tiles packs it, by stores
 //! beside its multiplications. Otherwise all threads pack B together before they multiply; or a thread with all of a prompt's rows packs a panel
-//! of weights, lets all rows meet it, and prefetches the next panel's weights meanwhile.
+//! of weights, lets all rows meet it, and prefetches the next panel's weights meanwhile. A B that lies in panels of a tile's width
+//! ([`MatRef::in_panels`]) is read where it is, halves by panels that are widened.
 //! Halves (bf16, f16) are widened, or paired for the dot product, when they are packed or loaded.
 //!
 //! **Epilogue.** `Accumulate` and half types sum all of k first and touch C once. In half precision the finished sum
@@ -53,7 +54,7 @@
 //! micro_kernel   a tile of C in registers                     pack       panels of A and B
 //! tile           a tile's size and operands                   loops      the micro-kernel's for transposed B and the two below
 //! small          operands that fit the caches; attention      offsets    B by a table of offsets: implicit GEMM of convolutions
-//! thin           up to 4 rows                                 segments   A by segments: a convolution's weight gradient
+//! thin           up to 4 rows; thin_panels: by panels         segments   A by segments: a convolution's weight gradient
 //! amx            bf16 by tiles of matrices, on CPUs that have them
 //! gemv           one column, long sums                        peak       measures the peak that a product can reach
 //! cuda           products on a GPU without cuBLASLt
@@ -80,6 +81,7 @@ mod small;
 #[cfg(test)]
 mod tests;
 mod thin;
+mod thin_panels;
 mod tile;
 
 use phalanx_tensor::{Pool, bf16};

@@ -18,6 +18,8 @@ use crate::simd::{Float, Isa, Kernel, LANES_MAX, PARTS_MAX, Vector, each};
 
 /// How many places are copied for a panel before those of the next panel, and how many places ahead rows are prefetched.
 const PLACES_AT_ONCE: usize = 8;
+/// How many bytes ahead a panel that lies as it is packed is prefetched.
+const AHEAD_BYTES: usize = 1024;
 
 /// Panels to pack.
 pub(super) struct Panels<'a, T: GemmElem> {
@@ -54,6 +56,8 @@ impl<T: GemmElem> Kernel for Panels<'_, T> {
         }
         if self.line_pitch > 1 {
             self.copy_lines::<S, <T::Acc as Float>::Vec<S>>();
+        } else if self.is_panel(<T::Acc as Float>::Vec::<S>::LANES) {
+            self.copy_panel::<S, <T::Acc as Float>::Vec<S>>();
         } else if self.line_stride == 1 {
             self.copy_rows::<S, <T::Acc as Float>::Vec<S>>();
         } else if self.step_stride == 1 {
@@ -65,6 +69,36 @@ impl<T: GemmElem> Kernel for Panels<'_, T> {
 }
 
 impl<T: GemmElem> Panels<'_, T> {
+    /// Whether it is one panel of whole vectors that lies as it is packed.
+    #[inline(always)]
+    fn is_panel(&self, lanes: usize) -> bool {
+        let is_whole = self.lines == self.width && self.width.is_multiple_of(lanes);
+        is_whole && self.line_stride == 1 && self.step_stride == self.width
+    }
+
+    /// Such a panel is only widened or paired.
+    #[inline(always)]
+    fn copy_panel<S: Isa, V: Vector<Elem = T::Acc>>(&mut self)
+    where
+        T::Acc: Float<Vec<S> = V>,
+    {
+        let (per_place, width) = (T::PanelElem::steps::<S>(), self.width);
+        let beyond = [self.beyond; LANES_MAX];
+        let src = &self.src[..self.steps * width];
+        for (place, dst) in self.dst.chunks_exact_mut(width).enumerate() {
+            let rows = &src[place * per_place * width..];
+            for (lane, dst) in dst.chunks_exact_mut(V::LANES).enumerate() {
+                let row = &rows[lane * V::LANES..][..V::LANES];
+                let next = match per_place == 2 && rows.len() > width {
+                    true => &rows[width + lane * V::LANES..][..V::LANES],
+                    false => &beyond[..V::LANES],
+                };
+                V::prefetch(row.as_ptr().wrapping_byte_add(AHEAD_BYTES).cast());
+                T::load_lines::<S>(row, next).store(dst);
+            }
+        }
+    }
+
     /// The lines of a step lie side by side: each group of steps is read once, for all panels.
     #[inline(always)]
     fn copy_rows<S: Isa, V: Vector<Elem = T::Acc>>(&mut self)

@@ -23,8 +23,6 @@ pub(super) const THIN_ROWS: usize = 4;
 const COLS_MAX: usize = 512;
 /// The same of a B in panels.
 const PANELLED_COLS_MAX: usize = 2048;
-/// How many bytes ahead panels are prefetched.
-const AHEAD_IN_PANEL: usize = 1024;
 /// Pieces of columns for each thread.
 const PIECES: usize = 4;
 /// How many places ahead rows of B are prefetched.
@@ -136,20 +134,20 @@ impl<T: GemmElem> Product<'_, T> {
 }
 
 /// Sums over all steps of some columns of B: H rows of sums, `width` apart.
-struct ThinProduct<'a, T: GemmElem, const H: usize> {
+pub(super) struct ThinProduct<'a, T: GemmElem, const H: usize> {
     /// A, packed: H rows for each place.
-    a: &'a [T::Acc],
+    pub(super) a: &'a [T::Acc],
     /// B from the first column on.
-    b: &'a [T],
-    b_step: usize,
+    pub(super) b: &'a [T],
+    pub(super) b_step: usize,
     /// 1, or anything where `b_step` is 1.
     b_col: usize,
     /// Whether each `b_step` columns are a panel of all steps.
     in_panels: bool,
-    steps: usize,
-    cols: usize,
-    sums: &'a mut [T::Acc],
-    width: usize,
+    pub(super) steps: usize,
+    pub(super) cols: usize,
+    pub(super) sums: &'a mut [T::Acc],
+    pub(super) width: usize,
 }
 
 impl<T: GemmElem, const H: usize> Kernel for ThinProduct<'_, T, H> {
@@ -227,62 +225,6 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
             for (j, sum) in row.iter().enumerate() {
                 // `sums` has room for whole vectors; what lies beyond the last column is not read.
                 sum.store(&mut self.sums[i * self.width + col + j * V::LANES..]);
-            }
-        }
-    }
-
-    /// The columns of B lie in panels: those of W vectors at a time, far apart.
-    #[inline(always)]
-    fn panels<S: Isa, V: Vector<Elem = T::Acc>, const W: usize>(&mut self)
-    where
-        T::Acc: Float<Vec<S> = V>,
-    {
-        for (first, apart, count) in far_apart(self.cols.div_ceil(self.b_step), W / VECTORS) {
-            if count == W / VECTORS {
-                self.panel_block::<S, V, W>(first, apart);
-                continue;
-            }
-            for panel in first..first + count {
-                self.panel_block::<S, V, VECTORS>(panel, 1);
-            }
-        }
-    }
-
-    /// Panels of W vectors together, from panel `first` on, `apart` from each other.
-    #[inline(always)]
-    fn panel_block<S: Isa, V: Vector<Elem = T::Acc>, const W: usize>(&mut self, first: usize, apart: usize)
-    where
-        T::Acc: Float<Vec<S> = V>,
-    {
-        let (per_place, width) = (T::PanelElem::steps::<S>(), VECTORS * V::LANES);
-        let beyond = [T::narrow(T::Acc::ZERO); LANES_MAX];
-        let len = width * self.steps;
-        let mut panels = [&self.b[..0]; VECTORS_MAX / VECTORS];
-        for (nth, panel) in panels[..W / VECTORS].iter_mut().enumerate() {
-            *panel = &self.b[(first + nth * apart) * len..][..len];
-        }
-        let mut sums = [[V::zero(); W]; H];
-        for (place, a) in self.a.chunks_exact(H).enumerate() {
-            let step = place * per_place;
-            #[allow(clippy::needless_range_loop)] // vectors stay out of closures; see `rows/lanes.rs`
-            for j in 0..W {
-                let (panel, lane) = (panels[j / VECTORS], j % VECTORS * V::LANES);
-                let row = &panel[step * width + lane..][..V::LANES];
-                let next = match per_place == 2 && step + 1 < self.steps {
-                    true => &panel[(step + 1) * width + lane..][..V::LANES],
-                    false => &beyond[..V::LANES],
-                };
-                V::prefetch(row.as_ptr().wrapping_byte_add(AHEAD_IN_PANEL).cast());
-                let b = T::load_lines::<S>(row, next);
-                for i in 0..H {
-                    sums[i][j] = T::PanelElem::add::<S>(V::splat(a[i]), b, sums[i][j]);
-                }
-            }
-        }
-        for (i, row) in sums.iter().enumerate() {
-            for (j, sum) in row.iter().enumerate() {
-                let at = (first + j / VECTORS * apart) * width + j % VECTORS * V::LANES;
-                sum.store(&mut self.sums[i * self.width + at..]);
             }
         }
     }

@@ -8,7 +8,7 @@ use phalanx_nn::models::{
     Family, Generated, Generation, GenerationEnd, GptConfig, LoraConfig, ModelConfig, TransformerConfig,
     adapters, generate_rows,
 };
-use phalanx_nn::{Parameters, SampleOptions, Scope};
+use phalanx_nn::{Parameters, SampleOptions, Scope, pack_weights};
 use phalanx_parallel::hybrid::{self, Layout, StagedModel};
 use phalanx_parallel::launch::{self, Rank, Threads};
 use phalanx_parallel::mesh::Groups;
@@ -94,7 +94,7 @@ fn part(
     let scope = Scope::new(SEED, dtype, rank.device());
     let model = hybrid::decoder(config, layout, &groups, &scope, None)?;
     // One device's weights lie as usual.
-    model.pack()?;
+    pack_weights(&model.parameters())?;
     Ok((model, groups))
 }
 

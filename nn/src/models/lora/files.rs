@@ -190,8 +190,8 @@ impl<'a> PeftFiles<'a> {
         match missing.iter().find(|(_, rest)| **rest > 0) {
             Some((name, rest)) => Err(wrong(format!("no adapter has {rest} of the elements of {name}"))),
             None => {
-                let tensors = adapters.iter().map(|p| (p.name().to_string(), p.tensor())).collect();
-                let mut tensors = as_in_files(tensors, self)?;
+                let values = |p: &Parameter| Ok((p.name().to_string(), p.values()?));
+                let mut tensors = as_in_files(adapters.iter().map(values).collect::<Result<_>>()?, self)?;
                 if let Some([table, head]) = self.tied(adapters) {
                     let table = tensors.iter().find(|(name, _)| *name == table);
                     tensors.extend(table.map(|(_, table)| (head, table.clone())));
@@ -350,24 +350,24 @@ pub fn merged<L: LayerFactory>(model: &Decoder<Lora<L>>, lora: &LoraConfig) -> R
     for p in parameters.iter().filter(|p| !is_adapter(p.name())) {
         let (name, values) = (p.name(), p.values()?);
         let (layer, kind) = name.rsplit_once('.').unwrap_or((name, ""));
-        let beside = |end: &str| all.get(&*format!("{layer}{end}")).map(|p| p.tensor());
+        let beside = |end: &str| all.get(&*format!("{layer}{end}")).map(|p| p.values()).transpose();
         let target = model.layers().layer(layer);
         let (peft, settings) = (&target.peft, lora.of_target(&target)?);
         let merged = match kind {
-            "weight" => match (all_a.get(peft), beside(".lora_B.weight")) {
+            "weight" => match (all_a.get(peft), beside(".lora_B.weight")?) {
                 (Some(a), Some(b)) => {
-                    let magnitude = beside(&format!(".{MAGNITUDE}"));
-                    Some(settings.merge(&values, &a.tensor(), &b, magnitude.as_ref())?)
+                    let magnitude = beside(&format!(".{MAGNITUDE}"))?;
+                    Some(settings.merge(&values, &a.values()?, &b, magnitude.as_ref())?)
                 }
-                _ => match (beside(EMBEDDING_A), beside(EMBEDDING_B)) {
+                _ => match (beside(EMBEDDING_A)?, beside(EMBEDDING_B)?) {
                     (Some(a), Some(b)) => Some(settings.merge_embedding(&values, &a, &b)?),
                     _ => None,
                 },
             },
-            "bias" => beside(".lora_B.bias").map(|b| settings.merge_bias(&values, &b)).transpose()?,
+            "bias" => beside(".lora_B.bias")?.map(|b| settings.merge_bias(&values, &b)).transpose()?,
             _ => None,
         };
-        if merged.is_some() && beside(EMBEDDING_A).is_some() {
+        if merged.is_some() && beside(EMBEDDING_A)?.is_some() {
             head = Some((format!("{HEAD}.weight"), values.clone()));
         }
         tensors.push((name.to_string(), merged.unwrap_or(values)));

@@ -238,6 +238,23 @@ fn magnitudes_are_in_pefts_files_and_in_merged_weights() {
         let wanted = model.logits(&model.forward(&tokens()).unwrap()).unwrap().to_vec::<f64>().unwrap();
         let got = plain.logits(&plain.forward(&tokens()).unwrap()).unwrap().to_vec::<f64>().unwrap();
         assert!(wanted.iter().zip(&got).all(|(a, b)| (a - b).abs() < 1e-12));
+        // Weights in panels: the same bits, in products and in files.
+        crate::pack_weights(&model.parameters()).unwrap();
+        assert!(model.parameters().iter().any(Parameter::is_packed));
+        let packed = model.logits(&model.forward(&tokens()).unwrap()).unwrap().to_vec::<f64>().unwrap();
+        assert_eq!(packed, wanted);
+        for ((name, tensor), parameter) in merged(&model, &lora).unwrap().iter().zip(plain.parameters()) {
+            assert!(tensor.to_bytes().unwrap() == parameter.values().unwrap().to_bytes().unwrap(), "{name}");
+        }
+        save_adapter(&model, &config, &lora, &folder).unwrap();
+        load_adapter(&again, &config, &folder).unwrap();
+        for (a, b) in adapters(&model).iter().zip(adapters(&again)) {
+            assert!(
+                a.values().unwrap().to_bytes().unwrap() == b.tensor().to_bytes().unwrap(),
+                "{}",
+                a.name()
+            );
+        }
         // Without DoRA the file has tensors that the model does not know.
         let without = LoraConfig { dora: false, ..lora.clone() };
         let stage = DecoderStage::whole(config.layers());
