@@ -5,7 +5,7 @@ use phalanx_tensor::{DType, Device, Dims};
 
 use super::{Decoder, InputEmbedding, WrappedUnit};
 use crate::models::{KvCache, RowPart};
-use crate::{Error, LayerFactory, Parameters, Result};
+use crate::{Entry, Error, LayerFactory, Parameters, Result};
 
 /// Further tokens of a row, of which a stage of a model has seen the earlier ones.
 pub struct RowTokens<'a> {
@@ -20,9 +20,14 @@ pub struct RowTokens<'a> {
 impl<L: LayerFactory> Decoder<L> {
     /// The device of the parameters, of which not all are visited, as each token asks.
     pub fn device(&self) -> Device {
-        let first = self.blocks.first().map(|block| block.parameters()).unwrap_or_default();
-        let all = first.into_iter().chain(self.embed.parameters()).chain(self.tail.parameters());
-        all.map(|p| p.device()).next().unwrap_or(Device::CPU)
+        let mut device = None;
+        let visitor = &mut |_: &str, entry: Entry<'_>| device = device.or(Some(entry.tensor().device()));
+        if let Some(block) = self.blocks.first() {
+            block.visit("", visitor);
+        }
+        self.embed.visit("", visitor);
+        self.tail.visit("", visitor);
+        device.unwrap_or(Device::CPU)
     }
 
     /// The former context of long rope ([`RopeScaling::LongRope`](crate::RopeScaling::LongRope)), if the model has it: where caches have as
