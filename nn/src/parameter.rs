@@ -274,11 +274,12 @@ impl Parameter {
     /// # Errors
     /// If dtype, device or shape differ.
     pub fn set_tensor(&self, tensor: Tensor) -> Result<()> {
+        tensor.storage().set_category(Category::Parameters);
+        self.0.sites.iter().try_for_each(|leaf| leaf.set_tensor(tensor.clone()))?;
         if self.is_packed() {
             self.unpack();
         }
-        tensor.storage().set_category(Category::Parameters);
-        Ok(self.0.sites.iter().try_for_each(|leaf| leaf.set_tensor(tensor.clone()))?)
+        Ok(())
     }
 
     /// Whether it was made in a [deferred](crate::Scope::deferred) scope and has no values yet.

@@ -50,9 +50,10 @@ impl Parameter {
             return Ok(false);
         }
         let empty = Tensor::withheld(held.shape(), held.dtype(), held.device(), HELD)?;
-        self.0.sites.iter().try_for_each(|leaf| leaf.set_tensor(empty.clone()))?;
+        // In this order, as another thread may use it meanwhile.
         self.0.flags.fetch_or(PACKED, Ordering::Relaxed);
         self.0.flags.fetch_and(!TRAINED, Ordering::Relaxed);
+        self.0.sites.iter().try_for_each(|leaf| leaf.set_tensor(empty.clone()))?;
         Ok(true)
     }
 
@@ -61,7 +62,7 @@ impl Parameter {
         self.flags() & PACKED != 0
     }
 
-    /// Forgets the panels. Its tensor is to be set.
+    /// Forgets the panels, if there are any.
     pub(super) fn unpack(&self) {
         self.0.flags.fetch_and(!PACKED, Ordering::Relaxed);
         *unpoisoned(self.0.packed.lock()) = None;

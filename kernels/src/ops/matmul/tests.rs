@@ -268,7 +268,7 @@ fn a_weight_in_panels_refuses_what_does_not_fit() {
     assert!(said(WeightPanels::new(&of(&[40])).unwrap_err()).contains("[40]"));
     let numbers = Tensor::zeros(&[40, 2], DType::I64, Device::CPU).unwrap();
     assert!(said(WeightPanels::new(&numbers).unwrap_err()).contains("i64"));
-    for small in [[3, 5], [0, 5], [40, 0]] {
+    for small in [[1, 5], [0, 5], [40, 0]] {
         assert!(WeightPanels::new(&of(&small)).unwrap().is_none(), "{small:?}");
     }
     let panels = WeightPanels::new(&of(&[40, 6])).unwrap().unwrap();
