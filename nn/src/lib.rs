@@ -18,7 +18,7 @@
 //! | losses | [`Loss`], [`CrossEntropyLoss`], [`MseLoss`], [`BceWithLogitsLoss`], [`KlDivLoss`], .. |
 //! | optimizers | [`Optimizer`] over [`Group`]s with a [`Rule`]: [`Sgd`], [`Adam`], [`AdamW`], [`Adamax`], [`Lion`], [`Muon`], [`Lamb`], [`Adafactor`], [`Adagrad`], [`Adadelta`], [`Rmsprop`]; [`Ema`] averages weights |
 //! | rates, clipping, scaling | [`Schedule`], [`clip_grad_norm`], [`LossScaler`] |
-//! | evaluation | [`inference`], [`eval`], [`no_grad`] |
+//! | evaluation | [`inference`], [`eval`], [`no_grad`], [`pack_weights`] |
 //! | files | [`save`], [`load`], [`load_with`], [`state_dict`], [`load_state_dict`] |
 //! | transformers | [`models::GptConfig`], [`models::LlamaConfig`], [`models::TransformerConfig`], [`models::load_model`], [`models::generate`], [`sample()`] |
 //! | steps as CUDA graphs | [`CapturedStep`] |

@@ -213,3 +213,18 @@ fn a_packed_weight_gives_what_it_gave_and_its_values() {
     owned.set_owner(Arc::new(Wrapper(Usage::Norm, AtomicU8::new(0))));
     assert!(!owned.pack().unwrap() && owned.is_trained());
 }
+
+#[test]
+fn packed_weights_take_the_memory_of_one_copy() {
+    let device = Device::Cpu(823);
+    let scope = crate::Scope::new(1, DType::F32, device);
+    let init = |i: i32| scope.child(&i.to_string()).parameter("weight", &[512, 256], crate::Init::ZEROS);
+    let weights: Vec<Parameter> = (0..4).map(|i| init(i).unwrap().as_weight()).collect();
+    let (ledger, one) = (device.ledger().unwrap(), 512 * 256 * size_of::<f32>());
+    assert_eq!(ledger.total().now, 4 * one);
+    ledger.reset_peak();
+    pack_weights(&weights).unwrap();
+    assert!(weights.iter().all(Parameter::is_packed));
+    assert_eq!((ledger.total().now, ledger.total().peak), (4 * one, 5 * one));
+    assert!(ledger.obtained().now <= 4 * one * 9 / 8, "{:?}", ledger.obtained());
+}
