@@ -49,7 +49,6 @@ struct ABlock<'a> {
 }
 
 /// An operand to pack, with a row for each line: A, or B transposed. The other fields are those of [`Panels`].
-#[derive(Clone, Copy)]
 struct Operand<'a, T> {
     matrix: MatRef<'a, T>,
     width: usize,
@@ -159,7 +158,10 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
     /// Packs these panels of B for some steps.
     fn pack_b(&self, cols: Range<usize>, steps: &Range<usize>, dst: &mut [T::Acc]) {
         let plan = self.plan;
-        let at_once = if self.product.b.is_in_panels() { 1 } else { cols.len() };
+        let (at_once, panel) = match self.product.b.is_in_panels() {
+            true => (1, plan.shape.cols() * steps.len()),
+            false => (cols.len(), 0), // all at once
+        };
         for (nth, cols) in blocks(&cols, at_once).enumerate() {
             let lines = plan.cols(cols.start).start..plan.cols(cols.end - 1).end;
             let b = Operand {
@@ -169,7 +171,7 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
                 beyond: T::narrow(T::Acc::ZERO),
                 near: plan.by_panel,
             };
-            self.pack(b, 0..lines.len(), steps, &mut dst[nth * at_once * b.width * steps.len()..]);
+            self.pack(b, 0..lines.len(), steps, &mut dst[nth * panel..]);
         }
     }
 

@@ -69,8 +69,8 @@ impl Parameter {
     pub fn values(&self) -> Result<Tensor> {
         match self.int8_blocks() {
             Some(blocks) => Ok(blocks.values()?),
-            None => match self.packed_var() {
-                Some(packed) => Ok(packed.unpacked()?.tensor().clone()),
+            None => match self.packed_var().as_ref().and_then(Var::panels) {
+                Some(panels) => Ok(panels.values()?),
                 None => Ok(self.tensor()),
             },
         }
@@ -80,11 +80,10 @@ impl Parameter {
     pub fn held_in(&self) -> Vec<Tensor> {
         match self.int8_blocks() {
             Some(blocks) => blocks.tensors().map(Clone::clone).into(),
-            None => vec![
-                self.packed_var()
-                    .and_then(|var| var.panels().map(|panels| panels.tensor().clone()))
-                    .unwrap_or(self.tensor()),
-            ],
+            None => match self.packed_var().as_ref().and_then(Var::panels) {
+                Some(panels) => vec![panels.tensor().clone()],
+                None => vec![self.tensor()],
+            },
         }
     }
 
