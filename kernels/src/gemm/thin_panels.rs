@@ -78,7 +78,14 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
                     true => &panel[(step + 1) * width + lane..][..V::LANES],
                     false => &beyond[..V::LANES],
                 };
-                V::prefetch(row.as_ptr().wrapping_byte_add(AHEAD_BYTES).cast());
+                // Of two steps a place, lanes are half as many bytes, in two rows: this passes over both.
+                V::prefetch(
+                    panel[step * width..]
+                        .as_ptr()
+                        .wrapping_add(lane * per_place)
+                        .wrapping_byte_add(AHEAD_BYTES)
+                        .cast(),
+                );
                 let b = T::load_lines::<S>(row, next);
                 for i in 0..H {
                     sums[i][j] = T::PanelElem::add::<S>(V::splat(a[i]), b, sums[i][j]);

@@ -51,10 +51,11 @@ impl Isa for Avx512Bf16 {
 
     #[inline(always)]
     fn dot_bf16(a: F32x16, b: F32x16, sum: F32x16) -> F32x16 {
-        // SAFETY: the CPU, which `Runner::run_bf16` saw to have it; the types have the same bits.
+        // SAFETY: the CPU, which `Runner::run_on_pairs` saw to have it; the types have the same bits. The last operand is the one that
+        // the instruction can read from memory into every lane, as a tile's products read A.
         unsafe {
             let bits = |x: F32x16| std::mem::transmute::<__m512, __m512bh>(x.0);
-            F32x16(_mm512_dpbf16_ps(sum.0, bits(a), bits(b)))
+            F32x16(_mm512_dpbf16_ps(sum.0, bits(b), bits(a)))
         }
     }
 }
