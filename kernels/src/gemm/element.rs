@@ -26,6 +26,14 @@ pub(crate) trait GemmElem: Real<Wide = <Self as GemmElem>::Acc> {
     /// A vector of places, successive steps of one line; `beyond` stands for a step that a place lacks.
     fn load_steps<S: Isa>(steps: &[Self], beyond: Self) -> <Self::Acc as Float>::Vec<S>;
 
+    /// How many steps of a column lie side by side in a matrix [in panels](super::MatRef::in_panels), the first one last: two of bf16, which are a lane
+    /// of [`Isa::dot_bf16`], else one.
+    const GROUP: usize = 1;
+    /// Vectors of places, of LANES columns and the steps of a group: each vector of another place, if a group fills two.
+    fn load_group<S: Isa>(columns: &[Self]) -> [<Self::Acc as Float>::Vec<S>; 2] {
+        [Self::load_lines::<S>(columns, columns), <Self::Acc as Float>::Vec::<S>::zero()]
+    }
+
     /// Whether many steps are read faster as lanes of two neighbours, which [`GemmElem::split`] takes apart.
     fn reads_neighbours<S: Isa>() -> bool {
         false
@@ -179,6 +187,18 @@ impl GemmElem for bf16 {
     #[inline(always)]
     fn load_steps<S: Isa>(steps: &[bf16], beyond: bf16) -> S::F32 {
         if S::BF16_IN_LANE == 2 { S::F32::load_pairs(steps, beyond) } else { S::F32::load_bf16(steps) }
+    }
+
+    const GROUP: usize = 2;
+
+    #[inline(always)]
+    fn load_group<S: Isa>(columns: &[bf16]) -> [S::F32; 2] {
+        let lanes = S::F32::load_twos(columns);
+        if S::BF16_IN_LANE == 2 {
+            return [lanes, S::F32::zero()];
+        }
+        let [second, first] = lanes.split_neighbours();
+        [first, second]
     }
 
     #[inline(always)]

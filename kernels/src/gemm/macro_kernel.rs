@@ -15,7 +15,7 @@ use super::element::{GemmElem, PanelElem, steps_on};
 use super::epilogue::{Epilogue, FinishTile, Write};
 use super::mat::MatRef;
 use super::micro_kernel::run_tile;
-use super::pack::Panels;
+use super::pack::{Panels, WidenedPanel};
 use super::plan::BlockingPlan;
 use super::product::{Product, wide_start};
 use super::tile::Tile;
@@ -157,22 +157,19 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
 
     /// Packs these panels of B for some steps.
     fn pack_b(&self, cols: Range<usize>, steps: &Range<usize>, dst: &mut [T::Acc]) {
-        let plan = self.plan;
-        let (at_once, panel) = match self.product.b.is_in_panels() {
-            true => (1, plan.shape.cols() * steps.len()),
-            false => (cols.len(), 0), // all at once
-        };
-        for (nth, cols) in blocks(&cols, at_once).enumerate() {
-            let lines = plan.cols(cols.start).start..plan.cols(cols.end - 1).end;
-            let b = Operand {
-                matrix: self.product.b.columns(lines.clone()).transposed(),
-                width: plan.shape.cols(),
-                line_pitch: 1,
-                beyond: T::narrow(T::Acc::ZERO),
-                near: plan.by_panel,
-            };
-            self.pack(b, 0..lines.len(), steps, &mut dst[nth * panel..]);
+        let (plan, b, width) = (self.plan, &self.product.b, self.plan.shape.cols());
+        if b.is_in_panels() {
+            let first = steps.start * steps_on::<T::PanelElem>(self.product.runner) * width;
+            for (nth, col) in cols.enumerate() {
+                let (src, len) = (&b.data()[b.column(col * width) + first..], width * steps.len());
+                let panel = WidenedPanel { src, width, dst: &mut dst[nth * len..][..len] };
+                T::PanelElem::run(self.product.runner, panel);
+            }
+            return;
         }
+        let lines = plan.cols(cols.start).start..plan.cols(cols.end - 1).end;
+        let (beyond, near) = (T::narrow(T::Acc::ZERO), plan.by_panel);
+        self.pack(Operand { matrix: b.transposed(), width, line_pitch: 1, beyond, near }, lines, steps, dst);
     }
 
     /// The number of elements that [`MacroKernel::packed_b`] needs.

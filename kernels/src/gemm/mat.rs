@@ -4,10 +4,11 @@
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
-use std::ops::Range;
 
-/// A matrix to read: element (i, j) is `data[i * row_stride + j * col_stride]`. Strides may be 0 (broadcast). Of a matrix
-/// [in panels](MatRef::in_panels) that is so within each panel.
+use super::element::GemmElem;
+
+/// A matrix to read: element (i, j) is `data[i * row_stride + j * col_stride]`, unless it lies [in panels](MatRef::in_panels). Strides may be 0
+/// (broadcast).
 #[derive(Clone, Copy)]
 pub(crate) struct MatRef<'a, T> {
     data: &'a [T],
@@ -33,17 +34,18 @@ impl<'a, T> MatRef<'a, T> {
         MatRef { data, rows, cols, row_stride, col_stride, panel: 0 }
     }
 
-    /// A matrix whose columns lie in panels of so many, one after the other. Each has its rows one after the other, and the last one is as wide
-    /// as the others.
+    /// A matrix whose columns lie in panels of so many, one after the other; the last one is as wide as the others. Each has its rows one after the
+    /// other, or of bf16 two rows together, so that the two elements of a column lie side by side, the second one first ([`GemmElem::GROUP`]). Of an odd
+    /// number of rows the last one has a row of zeros with it.
     ///
     /// # Panics
     ///
     /// If a panel exceeds `data`.
-    pub(crate) fn in_panels(data: &'a [T], rows: usize, cols: usize, panel: usize) -> Self {
-        if cols <= panel {
-            return MatRef::new(data, rows, cols, panel, 1);
-        }
-        let all = rows.saturating_mul(cols.next_multiple_of(panel));
+    pub(crate) fn in_panels(data: &'a [T], rows: usize, cols: usize, panel: usize) -> Self
+    where
+        T: GemmElem,
+    {
+        let all = rows.next_multiple_of(T::GROUP).saturating_mul(cols.next_multiple_of(panel));
         assert!(
             all <= data.len(),
             "a {rows} x {cols} matrix in panels of {panel} exceeds {} elements",
@@ -86,29 +88,26 @@ impl<'a, T> MatRef<'a, T> {
         self.data
     }
 
-    /// How many columns a panel has if they lie in several, else 0.
+    /// How many columns a panel has; 0 if it does not lie in panels.
     pub(super) fn panel(&self) -> usize {
         self.panel
     }
 
-    /// Whether its columns lie in several panels.
+    /// Whether it lies in panels.
     pub(super) fn is_in_panels(&self) -> bool {
         self.panel > 0
     }
 
-    /// These columns, of one panel if there are several.
-    pub(super) fn columns(&self, cols: Range<usize>) -> Self {
-        debug_assert!(self.panel == 0 || cols.start / self.panel == (cols.end - 1) / self.panel, "one panel");
-        let data = self.data.get(self.column(cols.start)..).unwrap_or_default(); // none of a matrix without rows
-        MatRef::new(data, self.rows, cols.len(), self.row_stride, self.col_stride)
-    }
-
-    /// Where a column begins.
-    pub(super) fn column(&self, col: usize) -> usize {
-        match self.panel {
-            0 => col * self.col_stride,
-            panel => col / panel * (self.rows * panel) + col % panel,
+    /// Where a column begins; the first one of a panel, if it lies in panels.
+    pub(super) fn column(&self, col: usize) -> usize
+    where
+        T: GemmElem,
+    {
+        if self.is_in_panels() {
+            debug_assert!(col.is_multiple_of(self.panel), "a panel's first column");
+            return col * self.rows.next_multiple_of(T::GROUP);
         }
+        col * self.col_stride
     }
 
     /// The matrix of the same shape that starts `offset` elements later; empty matrices stay where they are.

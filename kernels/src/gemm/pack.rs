@@ -46,6 +46,38 @@ pub(super) struct Panels<'a, T: GemmElem> {
     pub(super) dst: &'a mut [T::Acc],
 }
 
+/// A panel of B that lies [in panels](super::MatRef::in_panels), to be widened.
+pub(super) struct WidenedPanel<'a, T: GemmElem> {
+    /// From the first step on.
+    pub(super) src: &'a [T],
+    /// Columns, in whole vectors.
+    pub(super) width: usize,
+    /// So many places for each of its steps, which begin with a group.
+    pub(super) dst: &'a mut [T::Acc],
+}
+
+impl<T: GemmElem> Kernel for WidenedPanel<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        let (width, lanes) = (self.width, <T::Acc as Float>::Vec::<S>::LANES);
+        let places = T::GROUP / T::PanelElem::steps::<S>();
+        for (group, dst) in self.dst.chunks_mut(places * width).enumerate() {
+            let columns = &self.src[group * T::GROUP * width..][..T::GROUP * width];
+            for lane in (0..width).step_by(lanes) {
+                let columns = &columns[lane * T::GROUP..][..lanes * T::GROUP];
+                <T::Acc as Float>::Vec::<S>::prefetch(columns.as_ptr().wrapping_byte_add(AHEAD_BYTES).cast());
+                let [first, second] = T::load_group::<S>(columns);
+                first.store(&mut dst[lane..]);
+                if dst.len() > width {
+                    second.store(&mut dst[width + lane..]);
+                }
+            }
+        }
+    }
+}
+
 impl<T: GemmElem> Kernel for Panels<'_, T> {
     type Output = ();
 
@@ -56,8 +88,6 @@ impl<T: GemmElem> Kernel for Panels<'_, T> {
         }
         if self.line_pitch > 1 {
             self.copy_lines::<S, <T::Acc as Float>::Vec<S>>();
-        } else if self.is_panel(<T::Acc as Float>::Vec::<S>::LANES) {
-            self.copy_panel::<S, <T::Acc as Float>::Vec<S>>();
         } else if self.line_stride == 1 {
             self.copy_rows::<S, <T::Acc as Float>::Vec<S>>();
         } else if self.step_stride == 1 {
@@ -69,36 +99,6 @@ impl<T: GemmElem> Kernel for Panels<'_, T> {
 }
 
 impl<T: GemmElem> Panels<'_, T> {
-    /// Whether it is one panel of whole vectors that lies as it is packed.
-    #[inline(always)]
-    fn is_panel(&self, lanes: usize) -> bool {
-        let is_whole = self.lines == self.width && self.width.is_multiple_of(lanes);
-        is_whole && self.line_stride == 1 && self.step_stride == self.width
-    }
-
-    /// Such a panel is only widened or paired.
-    #[inline(always)]
-    fn copy_panel<S: Isa, V: Vector<Elem = T::Acc>>(&mut self)
-    where
-        T::Acc: Float<Vec<S> = V>,
-    {
-        let (per_place, width) = (T::PanelElem::steps::<S>(), self.width);
-        let beyond = [self.beyond; LANES_MAX];
-        let src = &self.src[..self.steps * width];
-        for (place, dst) in self.dst.chunks_exact_mut(width).enumerate() {
-            let rows = &src[place * per_place * width..];
-            for (lane, dst) in dst.chunks_exact_mut(V::LANES).enumerate() {
-                let row = &rows[lane * V::LANES..][..V::LANES];
-                let next = match per_place == 2 && rows.len() > width {
-                    true => &rows[width + lane * V::LANES..][..V::LANES],
-                    false => &beyond[..V::LANES],
-                };
-                V::prefetch(row.as_ptr().wrapping_byte_add(AHEAD_BYTES).cast());
-                T::load_lines::<S>(row, next).store(dst);
-            }
-        }
-    }
-
     /// The lines of a step lie side by side: each group of steps is read once, for all panels.
     #[inline(always)]
     fn copy_rows<S: Isa, V: Vector<Elem = T::Acc>>(&mut self)

@@ -155,14 +155,18 @@ fn check<T: GemmElem>(case: Case, pools: &[Pool]) {
     compare(case, pools, (&a, &b, bias), &before);
 }
 
-/// The elements of a matrix by panels of so many columns, the last one filled up with what no sum may hold.
+/// The elements of a matrix [in panels](MatRef::in_panels), the last one filled up with what no sum may hold.
 fn in_panels<T: GemmElem>(matrix: MatRef<'_, T>, width: usize) -> Vec<T> {
     let ((row, col), filling) = (matrix.strides(), T::narrow(T::Acc::from_f64(f64::NAN)));
-    let at =
-        |step: usize, j: usize| if j < matrix.cols() { matrix.data()[step * row + j * col] } else { filling };
+    let at = |step: usize, j: usize| match (step < matrix.rows(), j < matrix.cols()) {
+        (false, _) => T::narrow(T::Acc::ZERO),
+        (_, false) => filling,
+        _ => matrix.data()[step * row + j * col],
+    };
     let panels = (0..matrix.cols()).step_by(width);
-    let steps = panels.flat_map(|panel| (0..matrix.rows()).map(move |step| (panel, step)));
-    steps.flat_map(|(panel, step)| (panel..panel + width).map(move |j| at(step, j))).collect()
+    let groups = panels.flat_map(|panel| (0..matrix.rows()).step_by(T::GROUP).map(move |step| (panel, step)));
+    let places = groups.flat_map(|(panel, step)| (panel..panel + width).map(move |j| (j, step)));
+    places.flat_map(|(j, step)| (step..step + T::GROUP).rev().map(move |step| at(step, j))).collect()
 }
 
 /// The products of these operands against the twin's, on every instruction set.

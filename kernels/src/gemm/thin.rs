@@ -22,7 +22,7 @@ pub(super) const THIN_ROWS: usize = 4;
 /// Columns that a thread takes at a time, and sums that it keeps for them.
 const COLS_MAX: usize = 512;
 /// The same of a B in panels.
-const PANELLED_COLS_MAX: usize = 2048;
+const PANELLED_COLS_MAX: usize = 8192;
 /// Pieces of columns for each thread.
 const PIECES: usize = 4;
 /// How many places ahead rows of B are prefetched.
@@ -31,7 +31,7 @@ const AHEAD: usize = 8;
 const AHEAD_BYTES: usize = 256;
 /// The same where they are prefetched [into the second-level cache](Columns::prefetch).
 const FAR_AHEAD_BYTES: usize = 1024;
-const LINE_BYTES: usize = 64;
+pub(super) const LINE_BYTES: usize = 64;
 /// Vectors of columns that have sums in registers at most.
 const VECTORS_MAX: usize = 8;
 
@@ -89,9 +89,13 @@ impl<T: GemmElem> Product<'_, T> {
     unsafe fn run_columns<const H: usize>(&self, first: usize, cols: usize) {
         let ((m, k), (a_row, a_step), (b_step, b_col)) =
             ((self.a.rows(), self.a.cols()), self.a.strides(), self.b.strides());
-        let places = k.div_ceil(steps_on::<T::PanelElem>(self.runner));
+        let per_place = steps_on::<T::PanelElem>(self.runner);
+        let in_panels = self.b.is_in_panels();
+        let places = k.div_ceil(per_place);
+        // A group of steps that B's panels hold may lack its last. A's -0 times B's 0 leaves every sum as it is.
+        let filled = if in_panels { k.next_multiple_of(T::GROUP) / per_place } else { places };
         let width = cols.next_multiple_of(self.width());
-        with_scratch(H * (width + places) + LANES_MAX, |scratch: &mut [T::Acc]| {
+        with_scratch(H * (width + filled) + LANES_MAX, |scratch: &mut [T::Acc]| {
             let (sums, a) = scratch.split_at_mut(H * width);
             // A panel of one row is the row, in whole vectors.
             let row = places.next_multiple_of(LANES_MAX);
@@ -110,9 +114,9 @@ impl<T: GemmElem> Product<'_, T> {
                 dst: &mut a[..len],
             };
             T::PanelElem::run(self.runner, panels);
-            let (a, b) = (&a[..H * places], self.b.data().get(self.b.column(first)..).unwrap_or_default());
+            a[H * places..H * filled].fill(-T::Acc::ZERO);
+            let (a, b) = (&a[..H * filled], self.b.data().get(self.b.column(first)..).unwrap_or_default());
             let b_col = if self.b.cols() == 1 { 1 } else { b_col };
-            let in_panels = self.b.is_in_panels();
             let thin = ThinProduct::<T, H> { a, b, b_step, b_col, in_panels, steps: k, cols, sums, width };
             T::PanelElem::run(self.runner, thin);
             let (c_row, c_col) = self.c_strides;
@@ -135,14 +139,14 @@ impl<T: GemmElem> Product<'_, T> {
 
 /// Sums over all steps of some columns of B: H rows of sums, `width` apart.
 pub(super) struct ThinProduct<'a, T: GemmElem, const H: usize> {
-    /// A, packed: H rows for each place.
+    /// A, packed: H rows for each place, and whole groups of B's panels.
     pub(super) a: &'a [T::Acc],
     /// B from the first column on.
     pub(super) b: &'a [T],
     pub(super) b_step: usize,
     /// 1, or anything where `b_step` is 1.
     b_col: usize,
-    /// Whether each `b_step` columns are a panel of all steps.
+    /// Whether B lies [in panels](super::MatRef::in_panels), of `b_step` columns.
     in_panels: bool,
     pub(super) steps: usize,
     pub(super) cols: usize,

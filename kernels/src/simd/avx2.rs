@@ -535,6 +535,13 @@ impl Halves for F32x8 {
     }
 
     #[inline(always)]
+    fn load_twos(src: &[bf16]) -> Self {
+        assert!(src.len() >= 16, "two elements for each lane");
+        // SAFETY: the CPU, and there are 16 elements.
+        unsafe { F32x8(_mm256_loadu_ps(src.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
     fn load_pairs(src: &[bf16], beyond: bf16) -> Self {
         let words: [bf16; 16];
         let src = if src.len() >= 16 {

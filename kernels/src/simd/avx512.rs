@@ -516,6 +516,13 @@ impl Halves for F32x16 {
     }
 
     #[inline(always)]
+    fn load_twos(src: &[bf16]) -> Self {
+        assert!(src.len() >= 32, "two elements for each lane");
+        // SAFETY: the CPU, and there are 32 elements.
+        unsafe { F32x16(_mm512_loadu_ps(src.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
     fn load_pairs(src: &[bf16], beyond: bf16) -> Self {
         let words: &[u16] = src.reinterpret_cast();
         // SAFETY: the CPU, and only elements of `src` are read.

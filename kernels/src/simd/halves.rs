@@ -69,11 +69,7 @@ pub(crate) trait Halves: Vector<Elem = f32> {
     fn load_neighbours(lines: [&[bf16]; PARTS_MAX]) -> [Self; PARTS_MAX] {
         let mut rows = [Self::zero(); PARTS_MAX];
         for (row, line) in rows.iter_mut().zip(lines) {
-            let mut lanes = [0.0; LANES_MAX];
-            for (lane, two) in lanes[..Self::LANES].iter_mut().zip(line.chunks_exact(2)) {
-                *lane = pair(two[1], two[0]);
-            }
-            *row = Self::load(&lanes);
+            *row = Self::load_twos(line);
         }
         Self::transpose_parts(rows)
     }
@@ -85,6 +81,16 @@ pub(crate) trait Halves: Vector<Elem = f32> {
         self.store(&mut lanes);
         let upper = lanes.map(|lane| f32::from_bits(lane.to_bits() & 0xffff_0000));
         [Self::load(&lanes.map(|lane| f32::from_bits(lane.to_bits() << 16))), Self::load(&upper)]
+    }
+
+    /// Lanes that hold two neighbours of `src` each as they lie, the first in the lower half.
+    #[inline(always)]
+    fn load_twos(src: &[bf16]) -> Self {
+        let mut lanes = [0.0; LANES_MAX];
+        for (lane, two) in lanes[..Self::LANES].iter_mut().zip(src.chunks_exact(2)) {
+            *lane = pair(two[1], two[0]);
+        }
+        Self::load(&lanes)
     }
 
     /// Lanes that hold two neighbours of `src` each, the first in the upper half; `beyond` stands for what is missing.

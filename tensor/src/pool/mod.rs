@@ -12,7 +12,7 @@ pub(crate) mod workers;
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -120,14 +120,20 @@ impl Pool {
     /// Invites that many of rayon's workers to a job. The pool's own workers look for jobs themselves.
     fn invite(&self, helpers: usize) {
         let Helpers::Rayon(pool) = &self.helpers else { return };
-        self.group.invite(helpers, || {
-            let group = Arc::clone(&self.group);
-            let come = move || group.follow_invitation();
-            match pool {
-                Some(pool) => pool.spawn(come),
-                None => rayon_core::spawn(come),
+        let (is_worker, spawn): (bool, &dyn Fn(_)) = match pool {
+            Some(pool) => (pool.current_thread_index().is_some(), &|group| pool.spawn(|| follow(group))),
+            None => {
+                (rayon_core::current_thread_index().is_some(), &|group| rayon_core::spawn(|| follow(group)))
             }
-        });
+        };
+        let invited = self.group.invite(helpers, || spawn(Some(Arc::clone(&self.group))));
+        // What a worker spawns may wake no other, as rayon says of its `new_internal_jobs`: if one falls asleep meanwhile, the spawning worker is to
+        // take the job itself. It is busy here, perhaps for hours, and as long as the invitation stands there is no second. One more job, spawned
+        // after a fence, does wake one: of that worker's look for jobs and this thread's look for sleepers, one sees the other.
+        if invited && is_worker {
+            fence(Ordering::SeqCst);
+            spawn(None);
+        }
     }
 
     /// Calls `f(i, data[i * chunk ..][.. chunk])` for every `i`, each once, on whichever thread is free; the last
@@ -171,6 +177,13 @@ impl Drop for Pool {
                 let _ = worker.join();
             }
         }
+    }
+}
+
+/// A job for one of rayon's workers: it follows an invitation, or has only been woken.
+fn follow(group: Option<Arc<WorkerGroup>>) {
+    if let Some(group) = group {
+        group.follow_invitation();
     }
 }
 

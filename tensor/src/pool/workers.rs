@@ -104,15 +104,16 @@ impl WorkerGroup {
     }
 
     /// Invites up to `wanted` threads, less those that were invited before and have not come yet. For each it calls `invite`, which has a
-    /// thread call [`WorkerGroup::follow_invitation`] at some time.
-    pub(crate) fn invite(&self, wanted: usize, invite: impl Fn()) {
+    /// thread call [`WorkerGroup::follow_invitation`] at some time. Returns whether it has called `invite`.
+    pub(crate) fn invite(&self, wanted: usize, invite: impl Fn()) -> bool {
         let one_more = |invited: usize| (invited < wanted).then_some(invited + 1);
-        for _ in 0..wanted {
+        for nth in 0..wanted {
             if self.invited.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_err() {
-                break;
+                return nth > 0;
             }
             invite();
         }
+        wanted > 0
     }
 
     /// Takes part in the job that is open, if one is.

@@ -10,7 +10,8 @@ use crate::real::for_real;
 use crate::{check, flops};
 
 /// A weight `[out, in]` that lies as the products of a CPU read it: the rows of the weight in panels of as many as a tile has columns, and in each
-/// panel those of an input side by side, `[panels, in, rows of a panel]`. The last panel is filled up with zeros.
+/// panel those of an input side by side, `[panels, in, rows of a panel, 1]`. Of bf16 each row has two inputs together, the second one first, as the CPU
+/// multiplies or widens them: `[panels, in / 2, rows of a panel, 2]`. What is missing at the ends is filled up with zeros.
 ///
 /// A product of one row, as in decoding token by token, reads it in a few streams from end to end, and turns nothing round; one of many rows packs
 /// nothing. The bits are those of [`crate::linear`].
@@ -27,10 +28,10 @@ use crate::{check, flops};
 /// ```
 #[derive(Clone, Debug)]
 pub struct WeightPanels {
-    /// `[panels, in, rows of a panel]`
+    /// `[panels, groups of inputs, rows of a panel, inputs of a group]`
     panels: Tensor,
-    /// Rows of the weight.
-    rows: usize,
+    /// The weight's shape.
+    shape: [usize; 2],
 }
 
 impl WeightPanels {
@@ -52,21 +53,43 @@ impl WeightPanels {
         if elsewhere || by_tiles || rows <= width || inputs == 0 {
             return Ok(None);
         }
-        let panels =
-            Tensor::zeros_for(OP, &[rows.div_ceil(width), inputs, width], weight.dtype(), weight.device())?;
-        let whole = rows / width;
-        let from = weight.narrow(0, 0, whole * width)?.reshape(&[
-            whole as isize,
-            width as isize,
-            inputs as isize,
-        ])?;
-        copy_(&mut panels.narrow(0, 0, whole)?, &from.transpose(1, 2)?)?;
-        let rest = rows - whole * width;
-        if rest > 0 {
-            let from = weight.narrow(0, whole * width, rest)?;
-            copy_(&mut panels.select(0, whole)?.narrow(1, 0, rest)?, &from.transpose(0, 1)?)?;
+        let group = for_real!(OP, weight.dtype(), T => Ok(<T as GemmElem>::GROUP))?;
+        let shape = [rows.div_ceil(width), inputs.div_ceil(group), width, group];
+        let panels = Tensor::zeros_for(OP, &shape, weight.dtype(), weight.device())?;
+        let panels = WeightPanels { panels, shape: [rows, inputs] };
+        for (from, mut to) in panels.parts(weight)? {
+            copy_(&mut to, &from)?;
         }
-        Ok(Some(WeightPanels { panels, rows }))
+        Ok(Some(panels))
+    }
+
+    /// Views of the elements of a matrix that has the weight's shape, and of their places in the panels.
+    fn parts(&self, matrix: &Tensor) -> Result<Vec<(Tensor, Tensor)>> {
+        let ([rows, inputs], width, mut parts) = (self.shape, self.panels.shape()[2], Vec::new());
+        let (whole, rest) = (rows / width, rows % width);
+        for nth in 0..self.group().min(inputs) {
+            let (of_matrix, of_panels) = (matrix.slice(1, nth, inputs, self.group())?, self.inputs(nth)?);
+            let panelled = [whole, width, of_matrix.shape()[1]].map(|size| size as isize);
+            let panelled = of_matrix.narrow(0, 0, whole * width)?.reshape(&panelled)?;
+            parts.push((panelled.transpose(1, 2)?, of_panels.narrow(0, 0, whole)?));
+            if rest > 0 {
+                let last = of_matrix.narrow(0, whole * width, rest)?;
+                parts.push((last.transpose(0, 1)?, of_panels.select(0, whole)?.narrow(1, 0, rest)?));
+            }
+        }
+        Ok(parts)
+    }
+
+    /// The inputs that are the nth of their groups, `[panels, inputs, rows of a panel]`.
+    fn inputs(&self, nth: usize) -> Result<Tensor> {
+        let group = self.group();
+        let count = (self.shape[1] - nth).div_ceil(group);
+        self.panels.select(3, group - 1 - nth)?.narrow(1, 0, count)
+    }
+
+    /// How many inputs lie together.
+    fn group(&self) -> usize {
+        self.panels.shape()[3]
     }
 
     /// `x weightᵀ + bias`, as [`crate::linear`].
@@ -132,9 +155,12 @@ impl WeightPanels {
         let ([rows, inputs], width) = (self.shape(), self.panels.shape()[2]);
         let at = super::super::index::indices_below(OP, index, &self.panels, rows)?;
         let out = Tensor::empty_for(OP, &[at.len(), inputs], self.dtype(), self.device())?;
-        for (place, row) in at.into_iter().enumerate() {
-            let row = self.panels.select(0, row / width)?.select(1, row % width)?;
-            copy_(&mut out.select(0, place)?, &row)?;
+        for nth in 0..self.group().min(inputs) {
+            let (panels, out) = (self.inputs(nth)?, out.slice(1, nth, inputs, self.group())?);
+            for (place, row) in at.iter().enumerate() {
+                let row = panels.select(0, row / width)?.select(1, row % width)?;
+                copy_(&mut out.select(0, place)?, &row)?;
+            }
         }
         let shape: Vec<isize> = index.shape().iter().chain([&inputs]).map(|&size| size as isize).collect();
         out.reshape(&shape)
@@ -146,12 +172,16 @@ impl WeightPanels {
     /// If memory is short.
     pub fn values(&self) -> Result<Tensor> {
         let [rows, inputs] = self.shape();
-        self.panels.transpose(1, 2)?.reshape(&[-1, inputs as isize])?.narrow(0, 0, rows)?.copy()
+        let out = Tensor::empty_for("weight_panels", &[rows, inputs], self.dtype(), self.device())?;
+        for (mut to, from) in self.parts(&out)? {
+            copy_(&mut to, &from)?;
+        }
+        Ok(out)
     }
 
     /// The weight's shape, `[out, in]`.
     pub fn shape(&self) -> [usize; 2] {
-        [self.rows, self.panels.shape()[1]]
+        self.shape
     }
 
     /// The weight's dtype.
@@ -164,7 +194,7 @@ impl WeightPanels {
         self.panels.device()
     }
 
-    /// The panels, `[panels, in, rows of a panel]`.
+    /// The panels, `[panels, groups of inputs, rows of a panel, inputs of a group]`.
     pub fn tensor(&self) -> &Tensor {
         &self.panels
     }
