@@ -218,7 +218,7 @@ fn a_packed_weight_gives_what_it_gave_and_its_values() {
 fn packed_weights_take_the_memory_of_one_copy() {
     let device = Device::Cpu(829);
     let scope = crate::Scope::new(1, DType::F32, device);
-    let init = |i: i32| scope.child(&i.to_string()).parameter("weight", &[512, 256], crate::Init::ZEROS);
+    let init = |i: i32| scope.child(i.to_string()).parameter("weight", &[512, 256], crate::Init::ZEROS);
     let weights: Vec<Parameter> = (0..4).map(|i| init(i).unwrap().as_weight()).collect();
     let (ledger, one) = (device.ledger().unwrap(), 512 * 256 * size_of::<f32>());
     assert_eq!(ledger.total().now, 4 * one);
