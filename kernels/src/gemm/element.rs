@@ -29,7 +29,8 @@ pub(crate) trait GemmElem: Real<Wide = <Self as GemmElem>::Acc> {
     /// How many steps of a column lie side by side in a matrix [in panels](super::MatRef::in_panels), the first one last: two of bf16, which are a lane
     /// of [`Isa::dot_bf16`], else one.
     const GROUP: usize = 1;
-    /// Vectors of places, of LANES columns and the steps of a group: each vector of another place, if a group fills two.
+    /// The places of LANES columns and the steps of a group as vectors, the second one for the second place, if a group fills two.
+    #[inline(always)]
     fn load_group<S: Isa>(columns: &[Self]) -> [<Self::Acc as Float>::Vec<S>; 2] {
         [Self::load_lines::<S>(columns, columns), <Self::Acc as Float>::Vec::<S>::zero()]
     }
