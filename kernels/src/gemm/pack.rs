@@ -9,7 +9,8 @@
 //! ```
 //!
 //! Panels follow each other. The macro-kernel, `thin.rs` and `segments.rs` pack by [`Panels`]. A's rows may also be
-//! copied as they are, `line_pitch` places apart so that they do not fall into the same sets of the cache.
+//! copied as they are, `line_pitch` places apart so that they do not fall into the same sets of the cache. A panel that B
+//! lies in is only widened ([`WidenedPanel`]).
 
 #![allow(unsafe_code)]
 

@@ -120,17 +120,17 @@ impl Pool {
     /// Invites that many of rayon's workers to a job. The pool's own workers look for jobs themselves.
     fn invite(&self, helpers: usize) {
         let Helpers::Rayon(pool) = &self.helpers else { return };
-        let (is_worker, spawn): (bool, &dyn Fn(_)) = match pool {
-            Some(pool) => (pool.current_thread_index().is_some(), &|group| pool.spawn(|| follow(group))),
-            None => {
-                (rayon_core::current_thread_index().is_some(), &|group| rayon_core::spawn(|| follow(group)))
-            }
+        let worker =
+            pool.as_ref().map_or_else(rayon_core::current_thread_index, |pool| pool.current_thread_index());
+        let spawn = |group| match pool {
+            Some(pool) => pool.spawn(|| follow(group)),
+            None => rayon_core::spawn(|| follow(group)),
         };
         let invited = self.group.invite(helpers, || spawn(Some(Arc::clone(&self.group))));
         // What a worker spawns may wake no other, as rayon says of its `new_internal_jobs`: if one falls asleep meanwhile, the spawning worker is to
         // take the job itself. It is busy here, perhaps for hours, and as long as the invitation stands there is no second. One more job, spawned
         // after a fence, does wake one: of that worker's look for jobs and this thread's look for sleepers, one sees the other.
-        if invited && is_worker {
+        if invited && worker.is_some() {
             fence(Ordering::SeqCst);
             spawn(None);
         }

@@ -13,8 +13,8 @@ use crate::{check, flops};
 /// panel those of an input side by side, `[panels, in, rows of a panel, 1]`. Of bf16 each row has two inputs together, the second one first, as the CPU
 /// multiplies or widens them: `[panels, in / 2, rows of a panel, 2]`. What is missing at the ends is filled up with zeros.
 ///
-/// A product of one row, as in decoding token by token, reads it in a few streams from end to end, and turns nothing round; one of many rows packs
-/// nothing. The bits are those of [`crate::linear`].
+/// A product of one row, as in decoding token by token, reads it in a few streams from end to end, and turns nothing round; one of many rows reads
+/// f32 and f64 as they lie, and widens halves panel by panel. The bits are those of [`crate::linear`].
 ///
 /// ```
 /// use phalanx_kernels::{self as kernels, WeightPanels};
