@@ -3,8 +3,9 @@
 
 use std::alloc::Layout;
 use std::cell::RefCell;
+use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use memmap2::MmapMut;
 
@@ -19,8 +20,12 @@ const ALIGN: usize = 64;
 /// Eight classes to a doubling from 64 bytes up: at most 1/8 of a block is wasted. The first is that of no bytes.
 const CLASSES: usize = 8 * 58 + 1;
 
-/// Blocks from this size on lie in pages of this size, where the system has such: less to fault in and to translate.
+/// The size of pages that blocks lie in, where the system has such: less to fault in and to translate. Blocks from this size on have pages of their
+/// own, those from [`SHARING_MIN`] on share them.
 const HUGE_PAGE: usize = 2 << 20;
+const SHARING_MIN: usize = 128 << 10;
+/// Memory that blocks share. Its pages are taken from the system when a block first touches them.
+const REGION: usize = 32 << 20;
 
 /// A piece of memory, aligned to 64 bytes, every byte of it initialized.
 #[derive(Debug)]
@@ -34,6 +39,7 @@ pub(crate) struct Block {
 enum Memory {
     Heap(NonNull<u8>),
     Mapped { _map: MmapMut },
+    Shared { _region: Arc<MmapMut> },
     Pinned { _pinned: Pinned },
     File(FileBlock),
 }
@@ -51,6 +57,11 @@ impl Block {
             let (map, start) = map(class_bytes(class))?;
             ledger.obtained_add(class_bytes(class));
             return Some(Block { memory: Memory::Mapped { _map: map }, start, class });
+        }
+        if class_bytes(class) >= SHARING_MIN {
+            let (region, start) = share(class_bytes(class))?;
+            ledger.obtained_add(class_bytes(class));
+            return Some(Block { memory: Memory::Shared { _region: region }, start, class });
         }
         // SAFETY: the layout's size is at least 64, hence not zero. Zeroed memory costs nothing for large
         // blocks (the system's pages are zero) and lets every block be read as elements from the start.
@@ -99,6 +110,23 @@ impl Drop for Block {
             unsafe { std::alloc::dealloc(base.as_ptr(), layout(self.class)) }
         }
     }
+}
+
+/// A region, and the bytes of it that no block has had.
+static REST: Mutex<Option<(Arc<MmapMut>, Range<usize>)>> = Mutex::new(None);
+
+/// Zeroed memory for `bytes` in a region, which goes back to the system with the last of its blocks.
+fn share(bytes: usize) -> Option<(Arc<MmapMut>, NonNull<u8>)> {
+    let mut rest = lock(&REST);
+    if rest.as_ref().is_none_or(|(_, free)| free.len() < bytes) {
+        let (map, start) = map(REGION)?;
+        let skip = start.addr().get() - map.as_ptr().addr();
+        *rest = Some((Arc::new(map), skip..skip + REGION));
+    }
+    let (map, free) = rest.as_mut()?;
+    let start = NonNull::new(map.as_ptr().wrapping_add(free.start).cast_mut())?;
+    free.start += bytes;
+    Some((map.clone(), start))
 }
 
 /// Zeroed memory for `bytes`, and where it begins. Its end, where no whole huge page fits, has small ones.
@@ -164,6 +192,10 @@ impl Allocator {
         for (class, list) in self.lists.iter().enumerate() {
             let waiting = std::mem::take(&mut *lock(list));
             ledger.obtained_sub(waiting.len() * class_bytes(class));
+        }
+        let mut rest = lock(&REST);
+        if rest.as_ref().is_some_and(|(map, _)| Arc::strong_count(map) == 1) {
+            *rest = None;
         }
     }
 }
@@ -271,7 +303,7 @@ mod tests {
     fn what_is_dropped_is_used_again() {
         let device = Device::Cpu(900);
         let ledger = device.ledger().unwrap();
-        for bytes in [0, 1000, 1_000_000] {
+        for bytes in [0, 1000, 1_000_000, 5_000_000] {
             let first = Storage::allocate("test", &[], bytes, device).unwrap();
             let address = first.block().map(Block::start);
             assert!(address.is_none_or(|a| a.as_ptr().addr().is_multiple_of(ALIGN)));
@@ -283,6 +315,24 @@ mod tests {
         assert_eq!(ledger.total().now, 0);
         device.trim().unwrap();
         assert_eq!(ledger.obtained().now, 0);
+    }
+
+    #[test]
+    fn blocks_of_a_region_are_zero_and_apart() {
+        let ledger = Device::Cpu(903).ledger().unwrap();
+        let lens = [SHARING_MIN, HUGE_PAGE - 64, 200_000];
+        let blocks =
+            (0..3 * REGION / HUGE_PAGE).map(|i| (Block::obtain(lens[i % 3], ledger).unwrap(), lens[i % 3]));
+        let mut all: Vec<(NonNull<u8>, usize, Block)> = blocks.map(|(b, len)| (b.start(), len, b)).collect();
+        for (nth, (start, len, _)) in all.iter().enumerate() {
+            assert!(start.as_ptr().addr().is_multiple_of(ALIGN));
+            // SAFETY: the block's own bytes, which nothing else reads.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), *len) };
+            assert!(bytes.iter().all(|&byte| byte == 0), "block {nth}");
+            bytes.fill(1);
+        }
+        all.sort_by_key(|block| block.0);
+        assert!(all.windows(2).all(|two| two[0].0.addr().get() + two[0].1 <= two[1].0.addr().get()));
     }
 
     #[test]
