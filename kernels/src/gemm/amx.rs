@@ -2,7 +2,7 @@
 //!
 //! A tile's instruction takes *lines* of one operand, whose steps are neighbours, and *pairs* of the other: of each two steps a place for every
 //! line, as [`Panels`] packs them. Rows of A are lines and columns of B pairs. Of [`FEW_ROWS`] at most it is the other way round, so that weights
-//! are read once and where they lie.
+//! are read once and where they lie. A B in panels has pairs already (`amx_panels.rs`).
 //!
 //! ```text
 //!  for each chunk of C: ROWS_MAX rows, COLS_MAX columns       threads take chunks in turns; sums wait in the L2 cache
@@ -34,18 +34,18 @@ const PLACES: usize = STEPS / 2;
 /// So many rows are pairs, all of them together.
 const FEW_ROWS: usize = BLOCK;
 /// A chunk's rows, columns, and steps at a time.
-const ROWS_MAX: usize = 512;
-const COLS_MAX: usize = 256;
-const STEPS_MAX: usize = 512;
+pub(super) const ROWS_MAX: usize = 512;
+pub(super) const COLS_MAX: usize = 256;
+pub(super) const STEPS_MAX: usize = 512;
 /// Columns at a time of few rows.
 const FEW_COLS_MAX: usize = 2048;
 /// Chunks, or pieces of columns, for each thread.
-const PIECES: usize = 4;
+pub(super) const PIECES: usize = 4;
 /// A place of two steps that are -0.
 const NOTHING: f32 = f32::from_bits(0x8000_8000);
 
 /// Places of so many steps in whole tiles.
-fn places(steps: usize) -> usize {
+pub(super) fn places(steps: usize) -> usize {
     steps.div_ceil(STEPS) * PLACES
 }
 
@@ -103,6 +103,9 @@ impl TileProduct<'_> {
     pub(super) fn run(&self, pool: Option<&Pool>) {
         let (m, n) = (self.a.rows(), self.b.cols());
         let threads = pool.map_or(1, Pool::threads);
+        if self.b.is_in_panels() && m > 0 && n > 0 && self.a.cols() > 0 {
+            return self.run_panels(pool);
+        }
         if (1..=FEW_ROWS).contains(&m) && self.a.cols() > 0 && self.b.strides().0 == 1 && self.begin.is_none()
         {
             let pieces = n.div_ceil(FEW_COLS_MAX).max((PIECES * threads).min(n.div_ceil(BLOCK)));
@@ -115,6 +118,12 @@ impl TileProduct<'_> {
                 });
             });
         }
+        self.in_chunks(pool, &|rows, cols| self.run_chunk(rows, cols));
+    }
+
+    /// Calls `run` with the rows and columns of each chunk of C.
+    pub(super) fn in_chunks(&self, pool: Option<&Pool>, run: &(dyn Fn(Range<usize>, Range<usize>) + Sync)) {
+        let (m, n, threads) = (self.a.rows(), self.b.cols(), pool.map_or(1, Pool::threads));
         let (mut rows_max, mut cols_max) = (ROWS_MAX, COLS_MAX);
         let chunks = |rows: usize, cols: usize| (m.div_ceil(rows), n.div_ceil(cols));
         let is_few = |(rows, cols): (usize, usize)| threads > 1 && rows * cols < PIECES * threads;
@@ -127,7 +136,7 @@ impl TileProduct<'_> {
         let (down, across) = chunks(rows_max, cols_max);
         in_turns(pool, down * across, |chunk| {
             let (row, col) = (chunk / across * rows_max, chunk % across * cols_max);
-            self.run_chunk(row..(row + rows_max).min(m), col..(col + cols_max).min(n));
+            run(row..(row + rows_max).min(m), col..(col + cols_max).min(n));
         });
     }
 
@@ -155,7 +164,7 @@ impl TileProduct<'_> {
                     let steps = STEPS * in_place..k;
                     let pitch = places(steps.len());
                     for (row, copy) in copy[..count * pitch].chunks_exact_mut(pitch).enumerate() {
-                        pack_line(&weights[row * line..][steps.clone()], copy);
+                        copy_line(&weights[row * line + steps.start..], 1, steps.len(), copy);
                     }
                     let lines = lines_at(copy.as_ptr().cast(), 4 * pitch, 2 * STEPS, LINES * 4 * pitch);
                     let pairs = pairs[in_place * PLACES * m..].as_ptr();
@@ -223,7 +232,7 @@ impl TileProduct<'_> {
     }
 }
 
-fn lines_at(first: *const u8, stride: usize, next: usize, second: usize) -> Lines {
+pub(super) fn lines_at(first: *const u8, stride: usize, next: usize, second: usize) -> Lines {
     Lines { first, second: first.wrapping_add(second), stride, next }
 }
 
@@ -239,10 +248,12 @@ fn pack_few(a: &MatRef<'_, bf16>, pairs: &mut [f32]) {
     }
 }
 
-/// Copies the steps of a line as they lie in memory, and -0 after them.
-fn pack_line(steps: &[bf16], line: &mut [f32]) {
-    for (place, dst) in line.iter_mut().enumerate() {
-        let at = |l: usize| steps.get(l).copied().unwrap_or(-bf16::ZERO);
+/// Copies steps of a line, `stride` apart, as they lie in memory one after the other, and -0 after them.
+pub(super) fn copy_line(src: &[bf16], stride: usize, steps: usize, line: &mut [f32]) {
+    let neighbours = if stride == 1 { &src[..steps / 2 * 2] } else { &[] };
+    line.iter_mut().zip(neighbours.chunks_exact(2)).for_each(|(dst, two)| *dst = pair(two[1], two[0]));
+    let at = |l: usize| if l < steps { src[l * stride] } else { -bf16::ZERO };
+    for (place, dst) in line.iter_mut().enumerate().skip(neighbours.len() / 2) {
         *dst = pair(at(2 * place + 1), at(2 * place));
     }
 }

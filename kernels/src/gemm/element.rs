@@ -29,6 +29,8 @@ pub(crate) trait GemmElem: Real<Wide = <Self as GemmElem>::Acc> {
     /// How many steps of a column lie side by side in a matrix [in panels](super::MatRef::in_panels), the first one last: two of bf16, which are a lane
     /// of [`Isa::dot_bf16`], else one.
     const GROUP: usize = 1;
+    /// A panel has a multiple of so many steps: of bf16 those of a line of [`amx`](crate::simd::amx)'s tiles.
+    const PANEL_STEPS: usize = 1;
     /// The places of LANES columns and the steps of a group as vectors, the second one for the second place, if a group fills two.
     #[inline(always)]
     fn load_group<S: Isa>(columns: &[Self]) -> [<Self::Acc as Float>::Vec<S>; 2] {
@@ -191,6 +193,7 @@ impl GemmElem for bf16 {
     }
 
     const GROUP: usize = 2;
+    const PANEL_STEPS: usize = 32;
 
     #[inline(always)]
     fn load_group<S: Isa>(columns: &[bf16]) -> [S::F32; 2] {

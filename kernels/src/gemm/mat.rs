@@ -35,8 +35,8 @@ impl<'a, T> MatRef<'a, T> {
     }
 
     /// A matrix whose columns lie in panels of so many, one after the other; the last one is as wide as the others. Each has its rows one after the
-    /// other, or of bf16 two rows together, so that the two elements of a column lie side by side, the second one first ([`GemmElem::GROUP`]). Of an odd
-    /// number of rows the last one has a row of zeros with it.
+    /// other, or of bf16 two rows together, so that the two elements of a column lie side by side, the second one first ([`GemmElem::GROUP`]), and
+    /// then as many rows of zeros as complete [`GemmElem::PANEL_STEPS`].
     ///
     /// # Panics
     ///
@@ -45,7 +45,7 @@ impl<'a, T> MatRef<'a, T> {
     where
         T: GemmElem,
     {
-        let all = rows.next_multiple_of(T::GROUP).saturating_mul(cols.next_multiple_of(panel));
+        let all = rows.next_multiple_of(T::PANEL_STEPS).saturating_mul(cols.next_multiple_of(panel));
         assert!(
             all <= data.len(),
             "a {rows} x {cols} matrix in panels of {panel} exceeds {} elements",
@@ -105,7 +105,7 @@ impl<'a, T> MatRef<'a, T> {
     {
         if self.is_in_panels() {
             debug_assert!(col.is_multiple_of(self.panel), "a panel's first column");
-            return col * self.rows.next_multiple_of(T::GROUP);
+            return col * self.rows.next_multiple_of(T::PANEL_STEPS);
         }
         col * self.col_stride
     }

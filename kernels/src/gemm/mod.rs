@@ -55,13 +55,15 @@
 //! tile           a tile's size and operands                   loops      the micro-kernel's for transposed B and the two below
 //! small          operands that fit the caches; attention      offsets    B by a table of offsets: implicit GEMM of convolutions
 //! thin           up to 4 rows; thin_panels: by panels         segments   A by segments: a convolution's weight gradient
-//! amx            bf16 by tiles of matrices, on CPUs that have them
+//! amx            bf16 by tiles of matrices, on CPUs that have them; amx_panels: by panels
 //! gemv           one column, long sums                        peak       measures the peak that a product can reach
 //! cuda           products on a GPU without cuBLASLt
 //! ```
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+#[cfg(target_arch = "x86_64")]
+mod amx_panels;
 mod chunks;
 mod cuda;
 mod element;
@@ -156,6 +158,11 @@ pub(crate) fn gemm_again<T: GemmElem>(
 ) {
     let batch = Batch { count: 1, a: 0, b: 0, c: 0 };
     product::run(Runner::current(), Some(pool), batch, a, b, c, (Write::Store, epilogue), Some(kept));
+}
+
+/// Where a step lies in its [group](GemmElem::GROUP) of so many: dot products take the first one last, tiles as steps lie.
+pub(crate) fn place_in_group(runner: Runner, group: usize, nth: usize) -> usize {
+    if runner.for_tiles().is_some() { nth } else { group - 1 - nth }
 }
 
 /// Whether this CPU makes products of bf16 by tiles, in their order of sums.

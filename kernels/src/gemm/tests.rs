@@ -1,6 +1,8 @@
 //! Products against a *twin* (a slow reference written from the formula), bit for bit, on every instruction set this
 //! CPU has.
 
+mod panels;
+
 use std::any::TypeId;
 use std::ops::Range;
 
@@ -155,20 +157,6 @@ fn check<T: GemmElem>(case: Case, pools: &[Pool]) {
     compare(case, pools, (&a, &b, bias), &before);
 }
 
-/// The elements of a matrix [in panels](MatRef::in_panels), the last one filled up with what no sum may hold.
-fn in_panels<T: GemmElem>(matrix: MatRef<'_, T>, width: usize) -> Vec<T> {
-    let ((row, col), filling) = (matrix.strides(), T::narrow(T::Acc::from_f64(f64::NAN)));
-    let at = |step: usize, j: usize| match (step < matrix.rows(), j < matrix.cols()) {
-        (false, _) => T::narrow(T::Acc::ZERO),
-        (_, false) => filling,
-        _ => matrix.data()[step * row + j * col],
-    };
-    let panels = (0..matrix.cols()).step_by(width);
-    let groups = panels.flat_map(|panel| (0..matrix.rows()).step_by(T::GROUP).map(move |step| (panel, step)));
-    let places = groups.flat_map(|(panel, step)| (panel..panel + width).map(move |j| (j, step)));
-    places.flat_map(|(j, step)| (step..step + T::GROUP).rev().map(move |step| at(step, j))).collect()
-}
-
 /// The products of these operands against the twin's, on every instruction set.
 fn compare<T: GemmElem>(case: Case, pools: &[Pool], (a, b, bias): (&[T], &[T], Option<&[T]>), before: &[T]) {
     let Case { m, n, k, lies, .. } = case;
@@ -179,9 +167,8 @@ fn compare<T: GemmElem>(case: Case, pools: &[Pool], (a, b, bias): (&[T], &[T], O
         let strides = (lies.0.strides(m, k), lies.1.strides(k, n), lies.2.strides(m, n));
         let plain = MatRef::new(b, k, n, strides.1.0, strides.1.1);
         let width = TileShape::of::<T::Acc>(runner).cols();
-        let panels = in_panels(plain, width);
-        let has_tiles = isa == IsaName::Amx && TypeId::of::<T>() == TypeId::of::<bf16>();
-        let is_panelled = case.batch == 1 && case.write != Write::Continue && !has_tiles;
+        let panels = panels::of(plain, width, runner);
+        let is_panelled = case.batch == 1 && case.write != Write::Continue;
         // As it is, as the first of a series, and as the second; then by a B in panels.
         let mut kept = Vec::new();
         let ways = if is_panelled { 4 } else { 3 };

@@ -54,7 +54,7 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
     {
         let (width, group_len) = (VECTORS * V::LANES, VECTORS * V::LANES * T::GROUP);
         let places = T::GROUP / T::PanelElem::steps::<S>();
-        let len = width * self.steps.next_multiple_of(T::GROUP);
+        let len = width * self.steps.next_multiple_of(T::PANEL_STEPS);
         let mut panels = [&self.b[..0]; PANELS];
         for (nth, panel) in panels[..W / VECTORS].iter_mut().enumerate() {
             *panel = &self.b[(first + nth * apart) * len..][..len];

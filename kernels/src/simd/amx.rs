@@ -6,10 +6,14 @@
 
 #![allow(unsafe_code)]
 
+mod panels;
+
 use std::arch::asm;
 use std::arch::x86_64::__cpuid_count;
 use std::marker::PhantomData;
 use std::sync::OnceLock;
+
+pub(crate) use panels::{Apart, PANELS_OF_FEW, PANELS_OF_ONE, multiply_one};
 
 /// Lines of a tile.
 pub(crate) const LINES: usize = 16;
@@ -95,6 +99,13 @@ impl Configuration {
         configuration.row_bytes[..8].copy_from_slice(&[first, second, first, second, 64, 64, first, second]);
         configuration
     }
+
+    /// So many lines and rows of sums; the last tile has 16 rows of pairs.
+    fn of_lines(lines: usize) -> Configuration {
+        let mut configuration = Configuration::of(BLOCK);
+        configuration.rows[..7].fill(lines as u8);
+        configuration
+    }
 }
 
 /// This thread's tiles, from here until the value is dropped.
@@ -140,9 +151,27 @@ impl Tiles {
     /// [`is_usable`] was seen to hold, and this thread has no other value.
     pub(crate) unsafe fn new(pairs: usize) -> Tiles {
         debug_assert!((1..=BLOCK).contains(&pairs), "pairs of two tiles");
-        let configuration = Configuration::of(pairs);
+        // SAFETY: the caller's.
+        unsafe { Tiles::configured(&Configuration::of(pairs), pairs) }
+    }
+
+    /// Tiles for [`Tiles::multiply_panels`] of so many lines: 1 to [`LINES`].
+    ///
+    /// # Safety
+    ///
+    /// [`Tiles::new`]'s.
+    pub(crate) unsafe fn of_lines(lines: usize) -> Tiles {
+        debug_assert!((1..=LINES).contains(&lines), "lines of a tile");
+        // SAFETY: the caller's.
+        unsafe { Tiles::configured(&Configuration::of_lines(lines), BLOCK) }
+    }
+
+    /// # Safety
+    ///
+    /// [`Tiles::new`]'s.
+    unsafe fn configured(configuration: &Configuration, pairs: usize) -> Tiles {
         // SAFETY: the caller's; the operand is a valid configuration.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &configuration, options(nostack, readonly)) };
+        unsafe { asm!("ldtilecfg [{}]", in(reg) configuration, options(nostack, readonly)) };
         Tiles { pairs, of_thread: PhantomData }
     }
 
@@ -165,21 +194,45 @@ impl Tiles {
         // SAFETY: the caller's.
         unsafe {
             match self.pairs > LINES {
-                true => self.multiply_by::<AHEAD, true>(lines, pairs, count, sums, goes_on),
-                false => self.multiply_by::<AHEAD, false>(lines, pairs, count, sums, goes_on),
+                true => self.multiply_by::<AHEAD, 0, true>(lines, pairs, count, sums, goes_on, pairs.cast()),
+                false => {
+                    self.multiply_by::<AHEAD, 0, false>(lines, pairs, count, sums, goes_on, pairs.cast())
+                }
             }
         }
     }
 
-    /// [`Tiles::multiply`] by one tile of pairs, or by two.
+    /// [`Tiles::multiply`] by [`BLOCK`] pairs, which prefetches meanwhile what lies at `ahead`, so many lines for each [`STEPS`] steps, into the
+    /// second-level cache.
+    ///
+    /// # Safety
+    ///
+    /// [`Tiles::multiply`]'s.
     #[inline]
-    unsafe fn multiply_by<const AHEAD: bool, const TWO: bool>(
+    pub(crate) unsafe fn multiply_ahead<const LINES_AHEAD: usize>(
         &mut self,
         lines: Lines,
         pairs: *const f32,
         count: usize,
         sums: Sums,
         goes_on: bool,
+        ahead: *const u8,
+    ) {
+        debug_assert_eq!(self.pairs, BLOCK, "two tiles of pairs");
+        // SAFETY: the caller's.
+        unsafe { self.multiply_by::<false, LINES_AHEAD, true>(lines, pairs, count, sums, goes_on, ahead) }
+    }
+
+    /// [`Tiles::multiply`] and [`Tiles::multiply_ahead`], by one tile of pairs, or by two.
+    #[inline]
+    unsafe fn multiply_by<const AHEAD: bool, const LINES_AHEAD: usize, const TWO: bool>(
+        &mut self,
+        lines: Lines,
+        pairs: *const f32,
+        count: usize,
+        sums: Sums,
+        goes_on: bool,
+        ahead: *const u8,
     ) {
         // SAFETY: the caller's; a value of this type means that the tiles are configured.
         unsafe {
@@ -221,6 +274,12 @@ impl Tiles {
                 "lea {ahead}, [{ahead} + 2*{stride}]",
                 ".endr",
                 ".endif",
+                ".if {lines_ahead}",
+                ".rept {lines_ahead}",
+                "prefetcht1 [{far}]",
+                "add {far}, 64",
+                ".endr",
+                ".endif",
                 "add {first}, {next}",
                 "add {second}, {next}",
                 "lea {pairs}, [{pairs} + 8*{place}]",
@@ -244,6 +303,8 @@ impl Tiles {
                 lower = in(reg) sums.first.wrapping_add(LINES * sums.row),
                 row = in(reg) size_of::<f32>() * sums.row,
                 ahead = inout(reg) usize::from(goes_on) => _,
+                far = inout(reg) ahead => _,
+                lines_ahead = const LINES_AHEAD,
                 ahead_bytes = const AHEAD_BYTES,
                 has_ahead = const AHEAD as u32,
                 two = const TWO as u32,

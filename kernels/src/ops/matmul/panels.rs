@@ -4,14 +4,16 @@ use phalanx_tensor::{DType, Device, Dims, Error, Result, Tensor};
 
 use super::super::in_place::copy_;
 use crate::gemm::{
-    Batch, Epilogue, GemmElem, MatMut, MatRef, Write, gemm_batched, has_tiles, is_parallel, tile_shape,
+    Batch, Epilogue, GemmElem, MatMut, MatRef, Write, gemm_batched, is_parallel, place_in_group, tile_shape,
 };
 use crate::real::for_real;
+use crate::simd::Runner;
 use crate::{check, flops};
 
 /// A weight `[out, in]` that lies as the products of a CPU read it: the rows of the weight in panels of as many as a tile has columns, and in each
 /// panel those of an input side by side, `[panels, in, rows of a panel, 1]`. Of bf16 each row has two inputs together, the second one first, as the CPU
-/// multiplies or widens them: `[panels, in / 2, rows of a panel, 2]`. What is missing at the ends is filled up with zeros.
+/// multiplies or widens them: `[panels, in / 2, rows of a panel, 2]`. What is missing at the ends is filled up with zeros, of bf16 to a multiple of
+/// 32 inputs, as tiles (AMX) read them.
 ///
 /// A product of one row, as in decoding token by token, reads it in a few streams from end to end, and turns nothing round; one of many rows reads
 /// f32 and f64 as they lie, and widens halves panel by panel. The bits are those of [`crate::linear`].
@@ -35,8 +37,7 @@ pub struct WeightPanels {
 }
 
 impl WeightPanels {
-    /// A copy of a weight `[out, in]`. `None` if its products are as fast as it lies, or faster: on a GPU, of no more rows than a panel has, of bf16 on
-    /// a CPU with tile instructions (AMX).
+    /// A copy of a weight `[out, in]`. `None` if its products are as fast as it lies, or faster: on a GPU, of no more rows than a panel has.
     ///
     /// # Errors
     /// If it is no matrix of a floating-point dtype, or memory is short.
@@ -46,15 +47,15 @@ impl WeightPanels {
         let &[rows, inputs] = weight.shape() else {
             return Err(Error::shape(OP, format!("a weight of shape {:?}", weight.shape()), "[out, in]"));
         };
-        let by_tiles = weight.dtype() == DType::BF16 && has_tiles();
         let width =
             if weight.dtype() == DType::F64 { tile_shape::<f64>() } else { tile_shape::<f32>() }.cols();
         let elsewhere = weight.device().is_cuda() || weight.device().is_meta();
-        if elsewhere || by_tiles || rows <= width || inputs == 0 {
+        if elsewhere || rows <= width || inputs == 0 {
             return Ok(None);
         }
-        let group = for_real!(OP, weight.dtype(), T => Ok(<T as GemmElem>::GROUP))?;
-        let shape = [rows.div_ceil(width), inputs.div_ceil(group), width, group];
+        let (group, steps) =
+            for_real!(OP, weight.dtype(), T => Ok((<T as GemmElem>::GROUP, <T as GemmElem>::PANEL_STEPS)))?;
+        let shape = [rows.div_ceil(width), inputs.next_multiple_of(steps) / group, width, group];
         let panels = Tensor::zeros_for(OP, &shape, weight.dtype(), weight.device())?;
         let panels = WeightPanels { panels, shape: [rows, inputs] };
         for (from, mut to) in panels.parts(weight)? {
@@ -84,7 +85,7 @@ impl WeightPanels {
     fn inputs(&self, nth: usize) -> Result<Tensor> {
         let group = self.group();
         let count = (self.shape[1] - nth).div_ceil(group);
-        self.panels.select(3, group - 1 - nth)?.narrow(1, 0, count)
+        self.panels.select(3, place_in_group(Runner::current(), group, nth))?.narrow(1, 0, count)
     }
 
     /// How many inputs lie together.
