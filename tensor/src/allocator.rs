@@ -133,8 +133,8 @@ fn share(bytes: usize) -> Option<(Arc<MmapMut>, NonNull<u8>)> {
 fn map(bytes: usize) -> Option<(MmapMut, NonNull<u8>)> {
     let mut map = MmapMut::map_anon(bytes + HUGE_PAGE).ok()?;
     let skip = map.as_ptr().align_offset(HUGE_PAGE);
-    // A hint: a system without huge pages gives others.
-    #[cfg(target_os = "linux")]
+    // A hint: a system without huge pages gives others. Miri knows no such hint.
+    #[cfg(all(target_os = "linux", not(miri)))]
     let _ = map.advise_range(memmap2::Advice::HugePage, skip, bytes / HUGE_PAGE * HUGE_PAGE);
     let start = NonNull::new(map[skip..].as_mut_ptr())?;
     Some((map, start))
