@@ -34,8 +34,8 @@ const PLACES: usize = STEPS / 2;
 /// So many rows are pairs, all of them together.
 const FEW_ROWS: usize = BLOCK;
 /// A chunk's rows, columns, and steps at a time.
-pub(super) const ROWS_MAX: usize = 512;
-pub(super) const COLS_MAX: usize = 256;
+const ROWS_MAX: usize = 512;
+const COLS_MAX: usize = 256;
 pub(super) const STEPS_MAX: usize = 512;
 /// Columns at a time of few rows.
 const FEW_COLS_MAX: usize = 2048;

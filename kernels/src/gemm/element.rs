@@ -26,7 +26,7 @@ pub(crate) trait GemmElem: Real<Wide = <Self as GemmElem>::Acc> {
     /// A vector of places, successive steps of one line; `beyond` stands for a step that a place lacks.
     fn load_steps<S: Isa>(steps: &[Self], beyond: Self) -> <Self::Acc as Float>::Vec<S>;
 
-    /// How many steps of a column lie side by side in a matrix [in panels](super::MatRef::in_panels), the first one last: two of bf16, which are a lane
+    /// How many steps of a column lie side by side in a matrix [in panels](super::MatRef::in_panels), [in which order](super::place_in_group): two of bf16, which are a lane
     /// of [`Isa::dot_bf16`], else one.
     const GROUP: usize = 1;
     /// A panel has a multiple of so many steps: of bf16 those of a line of [`amx`](crate::simd::amx)'s tiles.

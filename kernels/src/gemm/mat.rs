@@ -35,8 +35,8 @@ impl<'a, T> MatRef<'a, T> {
     }
 
     /// A matrix whose columns lie in panels of so many, one after the other; the last one is as wide as the others. Each has its rows one after the
-    /// other, or of bf16 two rows together, so that the two elements of a column lie side by side, the second one first ([`GemmElem::GROUP`]), and
-    /// then as many rows of zeros as complete [`GemmElem::PANEL_STEPS`].
+    /// other, or of bf16 two rows together, so that the two elements of a column lie side by side ([`GemmElem::GROUP`], [`place_in_group`](super::place_in_group)),
+    /// and then as many rows of zeros as complete [`GemmElem::PANEL_STEPS`].
     ///
     /// # Panics
     ///

@@ -39,7 +39,7 @@
 //! as the matrix is read. If several tiles read an operand whose order in memory allows it, the first of these tiles packs it, by stores
 //! beside its multiplications. Otherwise all threads pack B together before they multiply; or a thread with all of a prompt's rows packs a panel
 //! of weights, lets all rows meet it, and prefetches the next panel's weights meanwhile. A B that lies in panels of a tile's width
-//! ([`MatRef::in_panels`]) is read where it is, halves by panels that are widened.
+//! ([`MatRef::in_panels`]) is read where it is, halves by panels that are widened, if not by tiles.
 //! Halves (bf16, f16) are widened, or paired for the dot product, when they are packed or loaded.
 //!
 //! **Epilogue.** `Accumulate` and half types sum all of k first and touch C once. In half precision the finished sum

@@ -11,9 +11,9 @@ use crate::simd::Runner;
 use crate::{check, flops};
 
 /// A weight `[out, in]` that lies as the products of a CPU read it: the rows of the weight in panels of as many as a tile has columns, and in each
-/// panel those of an input side by side, `[panels, in, rows of a panel, 1]`. Of bf16 each row has two inputs together, the second one first, as the CPU
-/// multiplies or widens them: `[panels, in / 2, rows of a panel, 2]`. What is missing at the ends is filled up with zeros, of bf16 to a multiple of
-/// 32 inputs, as tiles (AMX) read them.
+/// panel those of an input side by side, `[panels, in, rows of a panel, 1]`. Of bf16 each row has two inputs together, as the CPU multiplies or
+/// widens them (the second one first, but not for AMX's tiles): `[panels, in / 2, rows of a panel, 2]`. What is missing at the ends is filled up with
+/// zeros, of bf16 to a multiple of 32 inputs.
 ///
 /// A product of one row, as in decoding token by token, reads it in a few streams from end to end, and turns nothing round; one of many rows reads
 /// f32 and f64 as they lie, and widens halves panel by panel. The bits are those of [`crate::linear`].
