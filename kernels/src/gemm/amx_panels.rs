@@ -24,7 +24,7 @@ struct RowLines {
     copies: Lines,
 }
 
-// SAFETY: nobody writes them while it lives.
+// SAFETY: they are only read while it lives.
 unsafe impl Sync for RowLines {}
 
 impl RowLines {
