@@ -5,10 +5,11 @@
 
 use std::ops::Range;
 
-use phalanx_tensor::{Pool, even_piece};
+use phalanx_tensor::{Pool, bf16, even_piece};
 
 use super::amx::{PIECES, STEPS_MAX, TileProduct, copy_line, lines_at, places};
 use super::chunks::{far_apart, in_turns};
+use crate::real::Real;
 use crate::scratch::with_scratch;
 use crate::simd::amx::{
     Apart, BLOCK, LINES, Lines, PANELS_OF_FEW, PANELS_OF_ONE, STEPS, Sums, Tiles, multiply_one,
@@ -58,7 +59,10 @@ impl TileProduct<'_> {
         if m == 1 {
             return with_scratch(2 * places(k), |line: &mut [f32]| {
                 let (steps, after) = line.split_at_mut(k);
-                steps.iter_mut().enumerate().for_each(|(l, x)| *x = self.a.data()[l * step].to_f32());
+                match step {
+                    1 => bf16::widen_all(&self.a.data()[..k], steps),
+                    _ => steps.iter_mut().enumerate().for_each(|(l, x)| *x = self.a.data()[l * step].widen()),
+                }
                 after.fill(-0.0);
                 let line: &[f32] = line;
                 few(&|cols| self.run_one(line, cols));
