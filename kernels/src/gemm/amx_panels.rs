@@ -115,7 +115,7 @@ impl TileProduct<'_> {
         let lines = (lines.first, lines.stride);
         // SAFETY: the runner's instruction set has tiles.
         let mut tiles = unsafe { Tiles::of_lines(m) };
-        self.by_panels_apart(m, PANELS_OF_FEW, cols, |count, panels, steps, sums| {
+        self.by_panels_apart(m, PANELS_OF_FEW, cols, move |count, panels, steps, sums| {
             // SAFETY: lines, panels and sums of as many steps and columns.
             unsafe {
                 match count {
@@ -150,6 +150,7 @@ impl TileProduct<'_> {
                     (Apart { first: place, apart: apart * BLOCK }, width),
                 );
             }
+            drop(multiply); // and the tiles with it
             (self.finish)(sums, width, 0..rows, cols);
         });
     }
