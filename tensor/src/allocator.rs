@@ -3,7 +3,7 @@
 
 use std::alloc::Layout;
 use std::cell::RefCell;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
@@ -20,12 +20,12 @@ const ALIGN: usize = 64;
 /// Eight classes to a doubling from 64 bytes up: at most 1/8 of a block is wasted. The first is that of no bytes.
 const CLASSES: usize = 8 * 58 + 1;
 
-/// The size of pages that blocks lie in, where the system has such: less to fault in and to translate. Blocks from this size on have pages of their
-/// own, those from [`SHARING_MIN`] on share them.
+/// The size of pages that large blocks lie in, where the system has such: less to fault in and to translate.
 const HUGE_PAGE: usize = 2 << 20;
-const SHARING_MIN: usize = 128 << 10;
+/// Blocks of these sizes share huge pages. Larger ones have their own, and small pages at their end.
+const SHARING: RangeInclusive<usize> = 128 << 10..=REGION / 2;
 /// Memory that blocks share. Its pages are taken from the system when a block first touches them.
-const REGION: usize = 32 << 20;
+const REGION: usize = 64 << 20;
 
 /// A piece of memory, aligned to 64 bytes, every byte of it initialized.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub(crate) struct Block {
 enum Memory {
     Heap(NonNull<u8>),
     Mapped { _map: MmapMut },
-    Shared { _region: Arc<MmapMut> },
+    Shared { region: Arc<MmapMut> },
     Pinned { _pinned: Pinned },
     File(FileBlock),
 }
@@ -53,20 +53,20 @@ impl Block {
     /// New memory for at least `bytes`, which are not 0; `None` if the system has no more.
     pub(crate) fn obtain(bytes: usize, ledger: &Ledger) -> Option<Block> {
         let class = class_of(bytes)?;
-        if class_bytes(class) >= HUGE_PAGE {
-            let (map, start) = map(class_bytes(class))?;
-            ledger.obtained_add(class_bytes(class));
-            return Some(Block { memory: Memory::Mapped { _map: map }, start, class });
-        }
-        if class_bytes(class) >= SHARING_MIN {
-            let (region, start) = share(class_bytes(class))?;
-            ledger.obtained_add(class_bytes(class));
-            return Some(Block { memory: Memory::Shared { _region: region }, start, class });
+        let bytes = class_bytes(class);
+        if bytes >= *SHARING.start() {
+            let (memory, start) = if SHARING.contains(&bytes) {
+                share(bytes).map(|(region, start)| (Memory::Shared { region }, start))?
+            } else {
+                map(bytes).map(|(map, start)| (Memory::Mapped { _map: map }, start))?
+            };
+            ledger.obtained_add(bytes);
+            return Some(Block { memory, start, class });
         }
         // SAFETY: the layout's size is at least 64, hence not zero. Zeroed memory costs nothing for large
         // blocks (the system's pages are zero) and lets every block be read as elements from the start.
         let base = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout(class)) })?;
-        ledger.obtained_add(class_bytes(class));
+        ledger.obtained_add(bytes);
         let skip = base.as_ptr().align_offset(ALIGN);
         // SAFETY: `skip < ALIGN`, and the layout holds ALIGN bytes more than the class.
         let start = unsafe { base.add(skip) };
@@ -105,9 +105,11 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        if let Memory::Heap(base) = self.memory {
+        match &self.memory {
             // SAFETY: it came from `alloc_zeroed` with this very layout, and the owner frees it once.
-            unsafe { std::alloc::dealloc(base.as_ptr(), layout(self.class)) }
+            Memory::Heap(base) => unsafe { std::alloc::dealloc(base.as_ptr(), layout(self.class)) },
+            Memory::Shared { region } => give_back(region, self.start, class_bytes(self.class)),
+            Memory::Mapped { .. } | Memory::Pinned { .. } | Memory::File(_) => {}
         }
     }
 }
@@ -115,7 +117,8 @@ impl Drop for Block {
 /// A region, and the bytes of it that no block has had.
 static REST: Mutex<Option<(Arc<MmapMut>, Range<usize>)>> = Mutex::new(None);
 
-/// Zeroed memory for `bytes` in a region, which goes back to the system with the last of its blocks.
+/// Zeroed memory for `bytes` in a region, which no other block gets: its whole pages go [back](give_back) to the system with the block, and the
+/// region with the last of its blocks.
 fn share(bytes: usize) -> Option<(Arc<MmapMut>, NonNull<u8>)> {
     let mut rest = lock(&REST);
     if rest.as_ref().is_none_or(|(_, free)| free.len() < bytes) {
@@ -127,6 +130,19 @@ fn share(bytes: usize) -> Option<(Arc<MmapMut>, NonNull<u8>)> {
     let start = NonNull::new(map.as_ptr().wrapping_add(free.start).cast_mut())?;
     free.start += bytes;
     Some((map.clone(), start))
+}
+
+/// Gives the whole huge pages of a block of a region back to the system, where it takes back a part.
+#[cfg_attr(any(not(target_os = "linux"), miri), allow(unused_variables))]
+fn give_back(region: &MmapMut, start: NonNull<u8>, bytes: usize) {
+    let skip = start.as_ptr().align_offset(HUGE_PAGE);
+    let whole = bytes.saturating_sub(skip) / HUGE_PAGE * HUGE_PAGE;
+    #[cfg(all(target_os = "linux", not(miri)))]
+    if whole > 0 {
+        let from = start.addr().get() + skip - region.as_ptr().addr();
+        // SAFETY: the pages are the block's alone, and it is dropped. A hint that fails leaves them as they are.
+        let _ = unsafe { region.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, from, whole) };
+    }
 }
 
 /// Zeroed memory for `bytes`, and where it begins. Its end, where no whole huge page fits, has small ones.
@@ -320,9 +336,8 @@ mod tests {
     #[test]
     fn blocks_of_a_region_are_zero_and_apart() {
         let ledger = Device::Cpu(903).ledger().unwrap();
-        let lens = [SHARING_MIN, HUGE_PAGE - 64, 200_000];
-        let blocks =
-            (0..3 * REGION / HUGE_PAGE).map(|i| (Block::obtain(lens[i % 3], ledger).unwrap(), lens[i % 3]));
+        let lens = [*SHARING.start(), HUGE_PAGE - 64, 200_000, 3 * HUGE_PAGE + 64, *SHARING.end()];
+        let blocks = (0..12).map(|i| (Block::obtain(lens[i % 5], ledger).unwrap(), lens[i % 5]));
         let mut all: Vec<(NonNull<u8>, usize, Block)> = blocks.map(|(b, len)| (b.start(), len, b)).collect();
         for (nth, (start, len, _)) in all.iter().enumerate() {
             assert!(start.as_ptr().addr().is_multiple_of(ALIGN));
@@ -333,6 +348,32 @@ mod tests {
         }
         all.sort_by_key(|block| block.0);
         assert!(all.windows(2).all(|two| two[0].0.addr().get() + two[0].1 <= two[1].0.addr().get()));
+    }
+
+    #[test]
+    #[cfg(all(target_os = "linux", not(miri)))]
+    fn a_dropped_block_gives_its_own_pages_back() {
+        let ledger = Device::Cpu(904).ledger().unwrap();
+        let len = 3 * HUGE_PAGE + 64;
+        // Beside the first block of a region: those before may be the rest of an older one.
+        let blocks: Vec<Block> = (0..2 * REGION / len).map(|_| Block::obtain(len, ledger).unwrap()).collect();
+        let ones = |block: &Block| {
+            // SAFETY: the block's own bytes, which nothing else reads.
+            unsafe { std::slice::from_raw_parts_mut(block.start().as_ptr(), len) }.fill(1);
+        };
+        blocks.iter().for_each(ones);
+        let starts: Vec<NonNull<u8>> = blocks.iter().map(Block::start).collect();
+        // Every other one goes, so that each region keeps one at least.
+        let kept: Vec<Block> =
+            blocks.into_iter().enumerate().filter(|(i, _)| i % 2 == 0).map(|(_, b)| b).collect();
+        for (i, start) in starts.iter().enumerate() {
+            // SAFETY: the region is mapped as long as one of its blocks lives.
+            let bytes = unsafe { std::slice::from_raw_parts(start.as_ptr(), len) };
+            let zeros = bytes.iter().filter(|&&byte| byte == 0).count();
+            let wanted = if i % 2 == 0 { 0..=0 } else { 2 * HUGE_PAGE..=len };
+            assert!(wanted.contains(&zeros), "block {i}: {zeros} bytes are zero");
+        }
+        drop(kept);
     }
 
     #[test]

@@ -19,9 +19,9 @@
 
 use std::ops::Range;
 
-use phalanx_tensor::{Pool, bf16, even_piece};
+use phalanx_tensor::{Pool, bf16};
 
-use super::chunks::{far_apart, in_turns};
+use super::chunks::{far_apart, in_shares, in_turns};
 use super::element::{GemmElem, PanelElem};
 use super::mat::{MatMut, MatRef, SharedMut};
 use super::pack::Panels;
@@ -40,7 +40,7 @@ pub(super) const STEPS_MAX: usize = 512;
 /// Columns at a time of few rows.
 const FEW_COLS_MAX: usize = 2048;
 /// Chunks, or pieces of columns, for each thread.
-pub(super) const PIECES: usize = 4;
+const PIECES: usize = 4;
 /// A place of two steps that are -0.
 const NOTHING: f32 = f32::from_bits(0x8000_8000);
 
@@ -102,23 +102,26 @@ impl TileProduct<'_> {
     /// Carries it out on the pool's threads, or on this one.
     pub(super) fn run(&self, pool: Option<&Pool>) {
         let (m, n) = (self.a.rows(), self.b.cols());
-        let threads = pool.map_or(1, Pool::threads);
         if self.b.is_in_panels() && m > 0 && n > 0 && self.a.cols() > 0 {
             return self.run_panels(pool);
         }
         if (1..=FEW_ROWS).contains(&m) && self.a.cols() > 0 && self.b.strides().0 == 1 && self.begin.is_none()
         {
-            let pieces = n.div_ceil(FEW_COLS_MAX).max((PIECES * threads).min(n.div_ceil(BLOCK)));
             return with_scratch(m * places(self.a.cols()), |pairs: &mut [f32]| {
                 pack_few(&self.a, pairs);
                 let pairs: &[f32] = pairs;
-                in_turns(pool, pieces, |piece| {
-                    let blocks = even_piece(n.div_ceil(BLOCK), pieces, piece);
-                    self.run_few(pairs, blocks.start * BLOCK..(blocks.end * BLOCK).min(n));
-                });
+                self.in_blocks(pool, FEW_COLS_MAX, &|cols| self.run_few(pairs, cols));
             });
         }
         self.in_chunks(pool, &|rows, cols| self.run_chunk(rows, cols));
+    }
+
+    /// Calls `run` with the columns of some [blocks](BLOCK) at a time, `most` columns at most.
+    pub(super) fn in_blocks(&self, pool: Option<&Pool>, most: usize, run: &(dyn Fn(Range<usize>) + Sync)) {
+        let (k, cols) = (self.b.rows(), self.b.cols());
+        in_shares(pool, cols.div_ceil(BLOCK), k * BLOCK * size_of::<bf16>(), most / BLOCK, |blocks| {
+            run(blocks.start * BLOCK..(blocks.end * BLOCK).min(cols));
+        });
     }
 
     /// Calls `run` with the rows and columns of each chunk of C.

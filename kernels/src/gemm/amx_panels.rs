@@ -5,10 +5,10 @@
 
 use std::ops::Range;
 
-use phalanx_tensor::{Pool, bf16, even_piece};
+use phalanx_tensor::{Pool, bf16};
 
-use super::amx::{PIECES, STEPS_MAX, TileProduct, copy_line, lines_at, places};
-use super::chunks::{far_apart, in_turns};
+use super::amx::{STEPS_MAX, TileProduct, copy_line, lines_at, places};
+use super::chunks::far_apart;
 use crate::real::Real;
 use crate::scratch::with_scratch;
 use crate::simd::amx::{
@@ -45,17 +45,8 @@ impl TileProduct<'_> {
             self.b.panel() == BLOCK && self.begin.is_none(),
             "panels of a block of pairs, from the start"
         );
-        let ((m, k), (row, step), threads) =
-            ((self.a.rows(), self.a.cols()), self.a.strides(), pool.map_or(1, Pool::threads));
-        let few = |run: &(dyn Fn(Range<usize>) + Sync)| {
-            let panels = self.b.cols().div_ceil(BLOCK);
-            let least = if threads > 1 { PIECES * threads } else { 1 };
-            let pieces = self.b.cols().div_ceil(FEW_COLS_MAX).max(least.min(panels));
-            in_turns(pool, pieces, |piece| {
-                let panels = even_piece(panels, pieces, piece);
-                run(panels.start * BLOCK..(panels.end * BLOCK).min(self.b.cols()));
-            });
-        };
+        let ((m, k), (row, step)) = ((self.a.rows(), self.a.cols()), self.a.strides());
+        let few = |run: &(dyn Fn(Range<usize>) + Sync)| self.in_blocks(pool, FEW_COLS_MAX, run);
         if m == 1 {
             return with_scratch(2 * places(k), |line: &mut [f32]| {
                 let (steps, after) = line.split_at_mut(k);

@@ -12,6 +12,9 @@ const KEPT_B_MAX: usize = 1 << 20;
 /// Fewer panels of columns than these, unless they are all, are not kept so: A would be packed too often.
 const KEPT_COLS_MIN: usize = 16;
 
+/// Bytes of a piece of [`in_shares`] at least: some microseconds of a thread, of which its beginning takes the smallest part.
+const PIECE_BYTES: usize = 64 << 10;
+
 /// Panels of rows and of columns that a thread computes at a time, with all of k.
 pub(super) struct Chunk {
     pub(super) rows: Range<usize>,
@@ -86,6 +89,28 @@ pub(super) fn in_turns(pool: Option<&Pool>, pieces: usize, run: impl Fn(usize) +
     }
 }
 
+/// Calls `run` with pieces of `0..len`, lines of so many `bytes` of which each is read once. A piece has `most` of them at most. For several threads
+/// pieces get shorter as less is left, so that all threads end together (guided self-scheduling).
+pub(super) fn in_shares(
+    pool: Option<&Pool>,
+    len: usize,
+    bytes: usize,
+    most: usize,
+    run: impl Fn(Range<usize>) + Sync,
+) {
+    let (threads, least) = (pool.map_or(1, Pool::threads), PIECE_BYTES / bytes.max(1));
+    let end = move |start: usize| {
+        let left = len - start;
+        let share = if threads > 1 { (left / (2 * threads)).max(least) } else { left };
+        start + share.clamp(1, most).min(left)
+    };
+    let starts =
+        std::iter::successors(Some(0), move |&start| Some(end(start))).take_while(move |&start| start < len);
+    in_turns(pool, starts.clone().count(), |piece| {
+        starts.clone().nth(piece).into_iter().for_each(|start| run(start..end(start)));
+    });
+}
+
 /// Lines of a matrix that is read once, in blocks: the first line of each, how far apart its lines are, and how many it has, `block` at most.
 ///
 /// The lines of a block lie far apart, and those of the next block follow each of them. So memory is read in as many streams as a block has
@@ -128,6 +153,30 @@ mod tests {
             let once = |panel: usize| usize::from(!panel.is_multiple_of(plan.col_panels));
             assert!(seen.iter().enumerate().all(|(panel, &times)| times == once(panel)), "{m} {n} {k}");
             assert!(!chunks.keeps_b || lens.last().is_none_or(|&len| len == 1));
+        }
+    }
+
+    #[test]
+    fn shares_are_each_line_once_and_small_at_the_end() {
+        for threads in [1, 2, 5] {
+            let pool = Pool::new(threads);
+            let kib = 1 << 10;
+            for (len, bytes, most) in [(0, kib, 9), (1, kib, 9), (7, 32 * kib, 3), (304, 28 * kib, 512)] {
+                let least = PIECE_BYTES / bytes;
+                let seen: Vec<_> = (0..len).map(|_| AtomicUsize::new(0)).collect();
+                in_shares(Some(&pool), len, bytes, most, |piece| {
+                    assert!(!piece.is_empty() && piece.len() <= most);
+                    assert!(threads == 1 || piece.len() >= least.min(most) || piece.end == len);
+                    assert!(
+                        threads == 1
+                            || piece.len() <= ((len - piece.start) / (2 * threads)).max(least).max(1)
+                    );
+                    piece.for_each(|at| {
+                        seen[at].fetch_add(1, Ordering::Relaxed);
+                    });
+                });
+                assert!(seen.iter().all(|seen| seen.load(Ordering::Relaxed) == 1), "{len} for {threads}");
+            }
         }
     }
 

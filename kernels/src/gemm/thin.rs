@@ -6,9 +6,9 @@
 
 use std::ops::Range;
 
-use phalanx_tensor::{Pool, even_piece};
+use phalanx_tensor::Pool;
 
-use super::chunks::{far_apart, in_turns};
+use super::chunks::{far_apart, in_shares};
 use super::element::{GemmElem, PanelElem, steps_on};
 use super::epilogue::FinishTile;
 use super::pack::Panels;
@@ -23,8 +23,6 @@ pub(super) const THIN_ROWS: usize = 4;
 const COLS_MAX: usize = 512;
 /// The same of a B in panels.
 const PANELLED_COLS_MAX: usize = 8192;
-/// Pieces of columns for each thread.
-const PIECES: usize = 4;
 /// How many places ahead rows of B are prefetched.
 const AHEAD: usize = 8;
 /// How many bytes ahead columns are whose steps are neighbours.
@@ -58,12 +56,9 @@ impl<T: GemmElem> Product<'_, T> {
     ///
     /// [`Product::run`]'s.
     pub(super) unsafe fn run_thin(&self, pool: Option<&Pool>) {
-        let (n, width) = (self.b.cols(), self.width());
-        let least = pool.map_or(1, |pool| PIECES * pool.threads()).min(n.div_ceil(width));
+        let ((k, n), width) = ((self.b.rows(), self.b.cols()), self.width());
         let most = if self.b.is_in_panels() { PANELLED_COLS_MAX } else { COLS_MAX };
-        let pieces = n.div_ceil(most).max(least);
-        let piece = |piece: usize| {
-            let widths = even_piece(n.div_ceil(width), pieces, piece);
+        in_shares(pool, n.div_ceil(width), k * width * size_of::<T>(), most / width, |widths| {
             let cols = widths.start * width..(widths.end * width).min(n);
             // SAFETY: the caller's; pieces have different columns.
             unsafe {
@@ -72,8 +67,7 @@ impl<T: GemmElem> Product<'_, T> {
                     _ => self.run_columns::<THIN_ROWS>(cols.start, cols.len()),
                 }
             }
-        };
-        in_turns(pool, pieces, piece);
+        });
     }
 
     /// So many columns, or a multiple of them, a piece has.

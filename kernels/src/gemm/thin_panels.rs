@@ -55,10 +55,12 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
         let (width, group_len) = (VECTORS * V::LANES, VECTORS * V::LANES * T::GROUP);
         let places = T::GROUP / T::PanelElem::steps::<S>();
         let len = width * self.steps.next_multiple_of(T::PANEL_STEPS);
-        let mut panels = [&self.b[..0]; PANELS];
-        for (nth, panel) in panels[..W / VECTORS].iter_mut().enumerate() {
-            *panel = &self.b[(first + nth * apart) * len..][..len];
-        }
+        let panel = |nth: usize| {
+            let panel = &self.b[(first + nth % (W / VECTORS) * apart) * len..][..len];
+            panel[groups.start * group_len..groups.end * group_len].chunks_exact(group_len)
+        };
+        let panels = panel(0).zip(panel(1)).zip(panel(2)).zip(panel(3));
+        let a = self.a[groups.start * places * H..groups.end * places * H].chunks_exact(places * H);
         let column = |j: usize| (first + j / VECTORS * apart) * width + j % VECTORS * V::LANES;
         let mut sums = [[V::zero(); W]; H];
         if groups.start > 0 {
@@ -69,13 +71,11 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
                 }
             }
         }
-        for group in groups {
-            let a = &self.a[group * places * H..][..places * H];
+        for (a, (((first, second), third), fourth)) in a.zip(panels) {
             #[allow(clippy::needless_range_loop)]
             for j in 0..W {
                 let lane = j % VECTORS * V::LANES * T::GROUP;
-                let columns =
-                    &panels[j / VECTORS][group * group_len..][..group_len][lane..][..V::LANES * T::GROUP];
+                let columns = &[first, second, third, fourth][j / VECTORS][lane..][..V::LANES * T::GROUP];
                 if (lane * size_of::<T>()).is_multiple_of(LINE_BYTES) {
                     V::prefetch(columns.as_ptr().wrapping_byte_add(AHEAD_BYTES).cast());
                 }

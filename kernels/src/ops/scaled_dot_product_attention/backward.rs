@@ -9,7 +9,9 @@ use phalanx_tensor::{Result, Tensor};
 
 use super::dropout::Keep;
 use super::forward::PIECES;
-use super::operand::{HeadLayout, Heads, Mask, Rows, empty_as, empty_joined, padded, store, with_slices};
+use super::operand::{
+    HeadLayout, Heads, Mask, Rows, empty_as, empty_joined, padded_queries, store, with_slices,
+};
 use super::tile::{self, Differentiate, KEYS_BACKWARD, QUERIES, ROOM, ScoreChanges, Stats};
 use super::{Attention, JoinedHeads, Problem, cuda};
 use crate::block_reader::elements;
@@ -286,7 +288,7 @@ impl<T: Real> BackwardPass<'_, T> {
         let p = &self.problem;
         let head = part.key_head * p.group + member;
         let (count, seen) = self.mask.block(head, first, p.queries - first);
-        let width = padded::<T::Wide>(count);
+        let width = padded_queries::<T::Wide>(count);
         let q = &mut s.queries;
         let rows = self.inputs[0].rows(head, first, [count, width], q.rows);
         let out_rows = self.inputs[3].rows(head, first, [count, width], q.out_rows);

@@ -5,8 +5,8 @@ use phalanx_tensor::{Result, Tensor};
 
 use super::Problem;
 use super::dropout::Keep;
-use super::operand::{HeadLayout, Heads, Mask, Rows, padded, store, with_slices};
-use super::tile::{self, Exponentials, KEYS, QUERIES, ROOM, ScoreChanges};
+use super::operand::{HeadLayout, Heads, Mask, Rows, padded_queries, store, with_slices};
+use super::tile::{self, Exponentials, KEYS, QUERIES, ROOM, ScoreChanges, Tile};
 use crate::gemm::SubMatMut;
 use crate::real::Real;
 use crate::simd::{Float, dispatch};
@@ -65,9 +65,11 @@ impl<T: Real> QueryPart<'_, T> {
         let [depth_row, value_row] = problem.rows::<T::Wide>();
         let seen = problem.keys_before(self.first + self.out.rows());
         let tile = |wanted: bool| if wanted { KEYS * QUERIES } else { 0 };
+        let by_tiles = self.out.rows() <= QUERIES;
+        let widened = if by_tiles { seen.min(KEYS) } else { seen };
         let lens = [
-            inputs[1].room(seen),
-            inputs[2].room(seen),
+            inputs[1].room(widened),
+            inputs[2].room(widened),
             QUERIES * depth_row,
             QUERIES * depth_row,
             QUERIES * value_row,
@@ -79,8 +81,11 @@ impl<T: Real> QueryPart<'_, T> {
         with_slices(lens, |[keys, values, rows, columns, out, scores, bias, kept, room]| {
             room.fill(T::Wide::ZERO);
             let key_head = self.head / problem.group;
-            let keys = inputs[1].rows(key_head, 0, [seen; 2], keys);
-            let values = inputs[2].rows(key_head, 0, [seen; 2], values);
+            let head_rows = |heads, room| match by_tiles {
+                true => HeadRows::ByTiles { heads, head: key_head, room },
+                false => HeadRows::Whole(Heads::rows(heads, key_head, 0, [seen; 2], room)),
+            };
+            let (keys, values) = (head_rows(&inputs[1], keys), head_rows(&inputs[2], values));
             let mut scratch = ForwardBuffers { keys, values, rows, columns, out, scores, bias, kept, room };
             let mut at = 0;
             while at < self.out.rows() {
@@ -96,19 +101,20 @@ impl<T: Real> QueryPart<'_, T> {
         query: &Heads<'_, T>,
         (mask, keep): (&Mask<'_, T>, Option<&Keep>),
         at: usize,
-        s: &mut ForwardBuffers<'_, T::Wide>,
+        s: &mut ForwardBuffers<'_, T>,
     ) -> usize {
+        let [_, value_row] = problem.rows::<T::Wide>();
         let first = self.first + at;
         let (count, seen) = mask.block(self.head, first, self.out.rows() - at);
-        let width = padded::<T::Wide>(count);
+        let width = padded_queries::<T::Wide>(count);
         let rows = query.rows(self.head, first, [count, width], s.rows);
         dispatch(tile::Transpose { rows, factor: T::Wide::from_f64(problem.scale), to: s.columns, width });
-        let out = &mut s.out[..width * s.values.width];
+        let out = &mut s.out[..width * value_row];
         let (mut max, mut sum) = ([-T::Wide::INFINITY; QUERIES], [T::Wide::ZERO; QUERIES]);
         let mut factors = [T::Wide::ONE; QUERIES];
         out.fill(T::Wide::ZERO);
         for tile in problem.tiles::<T::Wide>(self.head, [first, count], seen, KEYS) {
-            tile.products(s.keys.from(tile.key), (s.columns, problem.depth), s.room, s.scores);
+            tile.products(s.keys.of(&tile), (s.columns, problem.depth), s.room, s.scores);
             dispatch(Exponentials {
                 tile,
                 changes: ScoreChanges {
@@ -121,31 +127,48 @@ impl<T: Real> QueryPart<'_, T> {
                 shrink: &mut factors,
             });
             if tile.key > seen {
-                tile::scale_rows(out, s.values.width, &factors);
+                tile::scale_rows(out, value_row, &factors);
             }
-            tile.sum_keys(s.scores, s.values.from(tile.key), out);
+            tile.sum_keys(s.scores, s.values.of(&tile), out);
         }
         for (q, stats) in self.stats[at * 2..].chunks_exact_mut(2).take(count).enumerate() {
             factors[q] = if sum[q] == T::Wide::ZERO { T::Wide::ZERO } else { T::Wide::ONE / sum[q] };
             let base = if max[q] == -T::Wide::INFINITY { T::Wide::ZERO } else { max[q] };
             stats.copy_from_slice(&[base, factors[q]]);
         }
-        tile::scale_rows(out, s.values.width, &factors);
-        store(&mut self.out, at, &out[..count * s.values.width], s.values.width);
+        tile::scale_rows(out, value_row, &factors);
+        store(&mut self.out, at, &out[..count * value_row], value_row);
         count
     }
 }
 
+/// The rows of a key head, widened: all at once, or tile by tile where a single block of queries meets them, as in decoding. Then they stay in the
+/// L1 cache, where all of them would go by way of memory.
+enum HeadRows<'a, T: Real> {
+    Whole(Rows<'a, T::Wide>),
+    ByTiles { heads: &'a Heads<'a, T>, head: usize, room: &'a mut [T::Wide] },
+}
+
+impl<T: Real> HeadRows<'_, T> {
+    /// The rows from a tile's first key on.
+    fn of(&mut self, tile: &Tile) -> Rows<'_, T::Wide> {
+        match self {
+            HeadRows::Whole(rows) => rows.from(tile.key),
+            HeadRows::ByTiles { heads, head, room } => heads.rows(*head, tile.key, [tile.keys; 2], room),
+        }
+    }
+}
+
 /// Scratch memory of a task.
-struct ForwardBuffers<'a, T> {
-    keys: Rows<'a, T>,
-    values: Rows<'a, T>,
-    rows: &'a mut [T],
-    columns: &'a mut [T],
-    out: &'a mut [T],
-    scores: &'a mut [T],
-    bias: &'a mut [T],
-    kept: &'a mut [T],
+struct ForwardBuffers<'a, T: Real> {
+    keys: HeadRows<'a, T>,
+    values: HeadRows<'a, T>,
+    rows: &'a mut [T::Wide],
+    columns: &'a mut [T::Wide],
+    out: &'a mut [T::Wide],
+    scores: &'a mut [T::Wide],
+    bias: &'a mut [T::Wide],
+    kept: &'a mut [T::Wide],
     /// Zeros at first; [`tile::Tile::products`] puts the scores of few queries here.
-    room: &'a mut [T],
+    room: &'a mut [T::Wide],
 }

@@ -5,7 +5,7 @@ use phalanx_tensor::{DType, Dims, Element, Loops, Read, Result, Tensor, Write};
 
 use super::first_keys::FirstKeys;
 use super::tile::{QUERIES, Tile, Transpose};
-use crate::gemm::{MatRef, SubMatMut};
+use crate::gemm::{MatRef, SubMatMut, tile_shape};
 use crate::real::Real;
 use crate::scratch::{Scratch, with_scratch};
 use crate::simd::{Float, Isa, Kernel, Vector, dispatch};
@@ -21,6 +21,11 @@ const CROWDED_BYTES: usize = 4096;
 /// A row length padded for `T`'s vectors.
 pub(super) fn padded<T: Float>(len: usize) -> usize {
     len.next_multiple_of(PAD_BYTES / size_of::<T>())
+}
+
+/// A number of queries padded for the vectors of this CPU.
+pub(super) fn padded_queries<T: Float>(queries: usize) -> usize {
+    queries.next_multiple_of(tile_shape::<T>().lanes)
 }
 
 /// Calls `f` with slices of this thread's scratch memory, of these lengths and any content.
@@ -77,9 +82,10 @@ impl<'a, T: Element> Heads<'a, T> {
 }
 
 impl<T: Real> Heads<'_, T> {
-    /// Whether rows are read in place: they have the type that is computed in, are whole vectors long, and do not conflict in the cache.
+    /// Whether rows are read in place: they have the type that is computed in, are whole vectors long, of one at least, and do not conflict in the cache.
     fn is_ready(&self) -> bool {
         self.col_stride == 1
+            && self.columns > 0
             && !(self.row_stride * size_of::<T>()).is_multiple_of(CROWDED_BYTES)
             && padded::<T::Wide>(self.columns) == self.columns
             && T::as_wide(&self.elements).is_some()
@@ -127,8 +133,8 @@ impl<T: Real> Heads<'_, T> {
     }
 }
 
-/// How many rows ahead of its copy a row is prefetched.
-const AHEAD: usize = 8;
+/// How many bytes ahead of their copies rows are prefetched.
+const AHEAD_BYTES: usize = 4096;
 
 /// Widens rows `stride` apart into rows of whole vectors, with zeros behind the columns.
 struct Widen<'a, T: Real> {
@@ -145,15 +151,20 @@ impl<T: Real> Kernel for Widen<'_, T> {
     #[inline(always)]
     fn run<S: Isa>(self) {
         let lanes = <T::Wide as Float>::Vec::<S>::LANES;
+        let whole = self.columns - self.columns % lanes;
+        let ahead = AHEAD_BYTES.div_ceil(size_of::<T>() * self.columns.max(1)) * self.stride;
         for (i, to) in self.to.chunks_exact_mut(self.width.max(1)).enumerate() {
             let from = &self.from[i * self.stride..][..self.columns];
             for line in from.chunks(LINE_BYTES / size_of::<T>()) {
-                let ahead = line.as_ptr().wrapping_add(AHEAD * self.stride);
-                <T::Wide as Float>::Vec::<S>::prefetch(ahead.cast());
+                <T::Wide as Float>::Vec::<S>::prefetch(line.as_ptr().wrapping_add(ahead).cast());
             }
-            for (first, to) in to.chunks_exact_mut(lanes).enumerate() {
-                let from = &from[(first * lanes).min(self.columns)..];
-                T::load::<S>(&from[..from.len().min(lanes)]).store(to);
+            let ((from, rest), (to, zeros)) = (from.split_at(whole), to.split_at_mut(whole));
+            for (from, to) in from.chunks_exact(lanes).zip(to.chunks_exact_mut(lanes)) {
+                T::load::<S>(from).store(to);
+            }
+            for (nth, to) in zeros.chunks_exact_mut(lanes).enumerate() {
+                let rest = if nth == 0 { rest } else { &[] };
+                T::load::<S>(rest).store(to);
             }
         }
     }

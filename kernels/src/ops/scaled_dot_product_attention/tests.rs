@@ -182,7 +182,8 @@ fn nothing_to_see_gives_zero_and_empty_sizes_work() {
     )
     .unwrap();
     assert_eq!(values(&y), vec![0.0; 6]);
-    for [t, d, e] in [[0, 4, 2], [3, 0, 2], [3, 4, 0]] {
+    // As many queries as vectors hold are read where they lie.
+    for [t, d, e] in [[0, 4, 2], [3, 0, 2], [3, 4, 0], [16, 0, 2], [16, 4, 0]] {
         let (q, k, v) = (zeros(&[2, t, d]), zeros(&[2, 3, d]), zeros(&[2, 3, e]));
         let config = Attention { scale: Some(1.0), ..Attention::default() };
         let (y, stats) = scaled_dot_product_attention(&q, &k, &v, None, &config).unwrap();

@@ -10,7 +10,7 @@
 //! `forward.rs` and `backward.rs` call these; the products are [`gemm_small`] and [`gemm_few`].
 
 use super::Problem;
-use super::operand::{Rows, padded};
+use super::operand::{Rows, padded, padded_queries};
 use crate::gemm::{MatMut, MatRef, gemm_few, gemm_small};
 use crate::rows::lanes;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch};
@@ -27,7 +27,7 @@ const FEW_QUERIES: usize = 4;
 /// Elements of the scratch memory for that.
 pub(super) const ROOM: usize = LANES_MAX * KEYS;
 
-/// The position and the size of a tile. Widths and rows are padded to multiples of the longest vector.
+/// The position and the size of a tile.
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
     pub(super) head: usize,
@@ -273,8 +273,7 @@ impl<T: Float> Differentiate<'_, T> {
     }
 }
 
-/// Transposes `width` rows and scales them: `to[d * width + q] = factor * rows[q][d]`. Both lengths are multiples of the longest
-/// vector.
+/// Transposes `width` rows and scales them: `to[d * width + q] = factor * rows[q][d]`. Both lengths are multiples of a vector's.
 pub(super) struct Transpose<'a, T> {
     pub(super) rows: Rows<'a, T>,
     pub(super) factor: T,
@@ -356,7 +355,7 @@ impl Problem {
         first: usize,
         keys: usize,
     ) -> impl Iterator<Item = Tile> {
-        let (width, causal) = (padded::<T>(queries), self.causal);
+        let (width, causal) = (padded_queries::<T>(queries), self.causal);
         let end = self.keys_before(query + queries);
         (first..end).step_by(keys).map(move |key| Tile {
             head,

@@ -10,9 +10,10 @@ use crate::{Error, Result};
 /// One layer's keys and values of earlier positions, kept for generation: `[batch, heads, capacity, dim]`, of which the first ones are
 /// filled.
 ///
-/// Its capacity is fixed, or it consists of pages ([`KvCache::with_pages`]): then it holds no more positions than it has, rounded up to
+/// Its capacity is fixed, or it consists of pages ([`KvCache::with_pages`]): then it holds the positions that it has, rounded up to
 /// whole pages. The pages of a cache lie side by side, because the kernels of attention want positions of one stride. A cache that needs a
-/// further page therefore moves, which copies each position once in as many tokens as a page has.
+/// further page therefore moves. One that has many pages takes a quarter more of them at a time, so that each position is copied some four times,
+/// however many there are.
 #[derive(Debug)]
 pub struct KvCache {
     keys: Tensor,
@@ -147,14 +148,15 @@ impl KvCache {
         };
         // The next query sees itself and these.
         let seen = self.window.map_or(self.kept, |window| self.kept.min(window.saturating_sub(1)));
-        let mut capacity = (seen + new).next_multiple_of(page);
+        let more = self.window.map_or(seen / 4, |window| (seen / 4).min(window.saturating_sub(seen)));
+        let mut capacity = (seen + more.max(new)).next_multiple_of(page);
         if seen < self.kept {
             // The number of positions grows no more, and without a page to spare the cache would move with each token.
             capacity += page;
         }
         for buffer in [&mut self.keys, &mut self.values] {
             let &[batch, heads, _, dim] = buffer.shape() else { unreachable!("made with four dimensions") };
-            let grown = Tensor::zeros(&[batch, heads, capacity, dim], buffer.dtype(), buffer.device())?;
+            let grown = Tensor::empty(&[batch, heads, capacity, dim], buffer.dtype(), buffer.device())?;
             kernels::copy_(&mut grown.narrow(2, 0, seen)?, &buffer.narrow(2, self.kept - seen, seen)?)?;
             *buffer = grown;
         }
