@@ -119,7 +119,7 @@ impl TileProduct<'_> {
     /// Calls `run` with the columns of some [blocks](BLOCK) at a time, `most` columns at most.
     pub(super) fn in_blocks(&self, pool: Option<&Pool>, most: usize, run: &(dyn Fn(Range<usize>) + Sync)) {
         let (k, cols) = (self.b.rows(), self.b.cols());
-        in_shares(pool, cols.div_ceil(BLOCK), k * BLOCK * size_of::<bf16>(), most / BLOCK, |blocks| {
+        in_shares(pool, cols.div_ceil(BLOCK), k * BLOCK * size_of::<bf16>(), most / BLOCK, &|blocks| {
             run(blocks.start * BLOCK..(blocks.end * BLOCK).min(cols));
         });
     }

@@ -96,7 +96,7 @@ pub(super) fn in_shares(
     len: usize,
     bytes: usize,
     most: usize,
-    run: impl Fn(Range<usize>) + Sync,
+    run: &(dyn Fn(Range<usize>) + Sync),
 ) {
     let (threads, least) = (pool.map_or(1, Pool::threads), PIECE_BYTES / bytes.max(1));
     let end = move |start: usize| {
@@ -164,7 +164,7 @@ mod tests {
             for (len, bytes, most) in [(0, kib, 9), (1, kib, 9), (7, 32 * kib, 3), (304, 28 * kib, 512)] {
                 let least = PIECE_BYTES / bytes;
                 let seen: Vec<_> = (0..len).map(|_| AtomicUsize::new(0)).collect();
-                in_shares(Some(&pool), len, bytes, most, |piece| {
+                in_shares(Some(&pool), len, bytes, most, &|piece| {
                     assert!(!piece.is_empty() && piece.len() <= most);
                     assert!(threads == 1 || piece.len() >= least.min(most) || piece.end == len);
                     assert!(

@@ -58,7 +58,7 @@ impl<T: GemmElem> Product<'_, T> {
     pub(super) unsafe fn run_thin(&self, pool: Option<&Pool>) {
         let ((k, n), width) = ((self.b.rows(), self.b.cols()), self.width());
         let most = if self.b.is_in_panels() { PANELLED_COLS_MAX } else { COLS_MAX };
-        in_shares(pool, n.div_ceil(width), k * width * size_of::<T>(), most / width, |widths| {
+        in_shares(pool, n.div_ceil(width), k * width * size_of::<T>(), most / width, &|widths| {
             let cols = widths.start * width..(widths.end * width).min(n);
             // SAFETY: the caller's; pieces have different columns.
             unsafe {

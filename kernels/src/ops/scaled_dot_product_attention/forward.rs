@@ -142,8 +142,8 @@ impl<T: Real> QueryPart<'_, T> {
     }
 }
 
-/// The rows of a key head, widened: all at once, or tile by tile where a single block of queries meets them, as in decoding. Then they stay in the
-/// L1 cache, where all of them would go by way of memory.
+/// The rows of a key head, widened: all at once, or tile by tile where about one block of queries meets them, as in decoding. A tile stays in the
+/// caches, where all rows of a long text would go by way of memory.
 enum HeadRows<'a, T: Real> {
     Whole(Rows<'a, T::Wide>),
     ByTiles { heads: &'a Heads<'a, T>, head: usize, room: &'a mut [T::Wide] },
