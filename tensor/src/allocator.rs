@@ -355,19 +355,22 @@ mod tests {
     fn a_dropped_block_gives_its_own_pages_back() {
         let ledger = Device::Cpu(904).ledger().unwrap();
         let len = 3 * HUGE_PAGE + 64;
-        // Beside the first block of a region: those before may be the rest of an older one.
         let blocks: Vec<Block> = (0..2 * REGION / len).map(|_| Block::obtain(len, ledger).unwrap()).collect();
         let ones = |block: &Block| {
             // SAFETY: the block's own bytes, which nothing else reads.
             unsafe { std::slice::from_raw_parts_mut(block.start().as_ptr(), len) }.fill(1);
         };
         blocks.iter().for_each(ones);
-        let starts: Vec<NonNull<u8>> = blocks.iter().map(Block::start).collect();
-        // Every other one goes, so that each region keeps one at least.
+        let region = |block: &Block| match &block.memory {
+            Memory::Shared { region } => region.clone(),
+            memory => panic!("{memory:?} is not shared"),
+        };
+        let places: Vec<_> = blocks.iter().map(|block| (block.start(), region(block))).collect();
+        // Every other one goes.
         let kept: Vec<Block> =
             blocks.into_iter().enumerate().filter(|(i, _)| i % 2 == 0).map(|(_, b)| b).collect();
-        for (i, start) in starts.iter().enumerate() {
-            // SAFETY: the region is mapped as long as one of its blocks lives.
+        for (i, (start, _)) in places.iter().enumerate() {
+            // SAFETY: `places` keeps the region mapped.
             let bytes = unsafe { std::slice::from_raw_parts(start.as_ptr(), len) };
             let zeros = bytes.iter().filter(|&&byte| byte == 0).count();
             let wanted = if i % 2 == 0 { 0..=0 } else { 2 * HUGE_PAGE..=len };

@@ -55,6 +55,7 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
         let (width, group_len) = (VECTORS * V::LANES, VECTORS * V::LANES * T::GROUP);
         let places = T::GROUP / T::PanelElem::steps::<S>();
         let len = width * self.steps.next_multiple_of(T::PANEL_STEPS);
+        // Of fewer panels than four the first ones stand in for the others, which no vector reads.
         let panel = |nth: usize| {
             let panel = &self.b[(first + nth % (W / VECTORS) * apart) * len..][..len];
             panel[groups.start * group_len..groups.end * group_len].chunks_exact(group_len)

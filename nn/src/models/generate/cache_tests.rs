@@ -36,6 +36,8 @@ fn rows_hold_the_pages_that_they_use_and_layers_with_windows_no_more_than_those(
     assert_eq!(held(&of(None), device, &[1, 4, 5, 90], page), (4 + 4 + 8 + 96) * position);
     // A window of 6 shows 5 earlier positions: with the new one two pages, and a page to spare.
     assert_eq!(held(&of(Some(6)), device, &[2, 90], page), (4 + 12) * position);
+    // 96 and a quarter more would be 120, which no query sees.
+    assert_eq!(held(&of(Some(100)), device, &[97, 150], page), (100 + 104) * position);
     assert_eq!(held(&of(None), Device::Meta(823), &[1, 4, 5, 90], page), (4 + 4 + 8 + 96) * position);
 }
 
