@@ -98,6 +98,21 @@ impl Var {
         })
     }
 
+    /// [`Var::multiply_as_weight`] by several weights, each with its bias: by packed ones together ([`WeightPanels::linear_each`]).
+    ///
+    /// # Errors
+    /// As [`Var::linear`].
+    pub fn multiply_as_weights(x: &Tensor, maps: &[(Var, Option<Var>)]) -> Result<Vec<Tensor>> {
+        let packed =
+            maps.iter().map(|(weight, bias)| Some((weight.panels()?, bias.as_ref().map(Var::tensor))));
+        if let Some(packed) = packed.collect::<Option<Vec<_>>>() {
+            return Ok(WeightPanels::linear_each(x, &packed)?);
+        }
+        maps.iter()
+            .map(|(weight, bias)| weight.multiply_as_weight(x, bias.as_ref().map(Var::tensor)))
+            .collect()
+    }
+
     pub(crate) fn from_parts(tensor: Tensor, edge: Option<Edge>) -> Var {
         Var { tensor, origin: edge.map_or(Origin::Constant, Origin::Made) }
     }

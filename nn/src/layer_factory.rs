@@ -340,6 +340,11 @@ impl LayerFactory for OneDevice {
         self.column(scope, spec)
     }
 
+    fn columns(&self, layers: &[&Linear], x: &Var) -> Result<Vec<Var>> {
+        let map = |layer: &&Linear| (layer.weight.var(), layer.bias.as_ref().map(Parameter::var));
+        Ok(x.linear_each(&layers.iter().map(map).collect::<Vec<_>>())?)
+    }
+
     fn column_gelu(&self, layer: &Linear, x: Var) -> Result<Var> {
         if !x.device().is_cuda() {
             return gelu_after(layer, x);

@@ -103,6 +103,24 @@ impl Var {
         self.linear_made(weight, bias, y)
     }
 
+    /// [`Var::linear`] by several weights, each with its bias: where no gradient is recorded, by packed ones together
+    /// ([`kernels::WeightPanels::linear_each`]).
+    ///
+    /// # Errors
+    /// As [`Var::linear`].
+    pub fn linear_each(&self, maps: &[(Var, Option<Var>)]) -> Result<Vec<Var>> {
+        let biases = maps.iter().filter_map(|(_, bias)| bias.as_ref());
+        let inputs: SmallVec<[&Var; 4]> = [self].into_iter().chain(biases).collect();
+        let are_packed = maps.iter().all(|(weight, _)| weight.panels().is_some());
+        if !are_packed || is_recording(&inputs) {
+            return maps.iter().map(|(weight, bias)| self.linear(weight, bias.as_ref())).collect();
+        }
+        begins();
+        let outputs = Var::multiply_as_weights(self.tensor(), maps)?;
+        let made = |((weight, bias), y): (&(Var, Option<Var>), _)| self.linear_made(weight, bias.as_ref(), y);
+        maps.iter().zip(outputs).map(made).collect()
+    }
+
     /// [`Var::linear`], whose result is there already.
     fn linear_made(&self, weight: &Var, bias: Option<&Var>, y: Tensor) -> Result<Var> {
         let gelu_input = self.fused_gelu_input()?;

@@ -89,8 +89,25 @@ pub(super) fn in_turns(pool: Option<&Pool>, pieces: usize, run: impl Fn(usize) +
     }
 }
 
-/// Calls `run` with pieces of `0..len`, lines of so many `bytes` of which each is read once. A piece has `most` of them at most. For several threads
-/// pieces get shorter as less is left, so that all threads end together (guided self-scheduling).
+/// Pieces of `0..len`, lines of so many `bytes` of which each is read once. A piece has `most` of them at most. For several threads pieces get shorter as
+/// less is left, so that all threads end together (guided self-scheduling).
+pub(crate) fn shares(
+    threads: usize,
+    len: usize,
+    bytes: usize,
+    most: usize,
+) -> impl Iterator<Item = Range<usize>> + Clone + Sync {
+    let least = PIECE_BYTES / bytes.max(1);
+    let share = move |start: usize| {
+        let left = len - start;
+        let share = if threads > 1 { (left / (2 * threads)).max(least) } else { left };
+        start..start + share.clamp(1, most).min(left)
+    };
+    let next = move |start: usize| (start < len).then(|| share(start));
+    std::iter::successors(next(0), move |share| next(share.end))
+}
+
+/// Calls `run` with the [shares] of `0..len`, on the pool's threads or on this one.
 pub(super) fn in_shares(
     pool: Option<&Pool>,
     len: usize,
@@ -98,17 +115,8 @@ pub(super) fn in_shares(
     most: usize,
     run: &(dyn Fn(Range<usize>) + Sync),
 ) {
-    let (threads, least) = (pool.map_or(1, Pool::threads), PIECE_BYTES / bytes.max(1));
-    let end = move |start: usize| {
-        let left = len - start;
-        let share = if threads > 1 { (left / (2 * threads)).max(least) } else { left };
-        start + share.clamp(1, most).min(left)
-    };
-    let starts =
-        std::iter::successors(Some(0), move |&start| Some(end(start))).take_while(move |&start| start < len);
-    in_turns(pool, starts.clone().count(), |piece| {
-        starts.clone().nth(piece).into_iter().for_each(|start| run(start..end(start)));
-    });
+    let shares = shares(pool.map_or(1, Pool::threads), len, bytes, most);
+    in_turns(pool, shares.clone().count(), |piece| shares.clone().nth(piece).into_iter().for_each(run));
 }
 
 /// Lines of a matrix that is read once, in blocks: the first line of each, how far apart its lines are, and how many it has, `block` at most.

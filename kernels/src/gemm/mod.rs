@@ -88,6 +88,7 @@ mod tile;
 
 use phalanx_tensor::{Pool, bf16};
 
+pub(crate) use chunks::shares;
 pub(crate) use cuda::multiply_on_gpu;
 pub(crate) use element::{GemmElem, PanelElem};
 pub(crate) use epilogue::{Epilogue, Write};

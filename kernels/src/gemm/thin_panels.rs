@@ -6,45 +6,60 @@ use super::chunks::far_apart;
 use super::element::{GemmElem, PanelElem};
 use super::thin::{LINE_BYTES, ThinProduct};
 use super::tile::VECTORS;
-use crate::simd::{Float, Isa, Vector};
+use crate::simd::{Float, Isa, Vector, prefers_one_stream};
 
 /// Panels that are read together, as so many streams.
 const PANELS: usize = 4;
 /// How many bytes ahead panels are prefetched.
 const AHEAD_BYTES: usize = 2048;
+/// The same of panels that are read one after the other: into the second-level cache, and no multiple of 4 KiB, at which a prefetch holds up loads
+/// (`benches/NOTES.md`).
+const FAR_AHEAD_BYTES: usize = 6 << 10;
 /// Groups of a panel's steps before those of the next one, where panels take turns.
 const TURN: usize = 16;
 
 impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
     /// The columns of B lie in panels. [`PANELS`] of them, far apart, are read together: W vectors of columns, or as many in turns if they have no
-    /// registers together.
+    /// registers together. Those of one row are read one after the other, by short vectors, where
+    /// [that is faster](prefers_one_stream).
     #[inline(always)]
     pub(super) fn panels<S: Isa, V: Vector<Elem = T::Acc>, const W: usize>(&mut self)
     where
         T::Acc: Float<Vec<S> = V>,
     {
-        let at_once = W / VECTORS;
+        let (at_once, panels) = (W / VECTORS, self.cols.div_ceil(self.b_step));
         let groups = self.a.len() / H * T::PanelElem::steps::<S>() / T::GROUP;
+        if H == 1 && V::LANES * size_of::<T::Acc>() < LINE_BYTES && prefers_one_stream() {
+            for panel in 0..panels {
+                self.panel_block::<S, V, VECTORS, FAR_AHEAD_BYTES>(panel, 1, 0..groups);
+            }
+            return;
+        }
         let turn = if at_once == PANELS { groups.max(1) } else { TURN };
-        for (first, apart, count) in far_apart(self.cols.div_ceil(self.b_step), PANELS) {
+        for (first, apart, count) in far_apart(panels, PANELS) {
             for start in (0..groups.max(1)).step_by(turn) {
                 let groups = start..groups.min(start + turn);
                 for nth in (0..count).step_by(at_once) {
                     if nth + at_once <= count {
-                        self.panel_block::<S, V, W>(first + nth * apart, apart, groups.clone());
+                        self.panel_block::<S, V, W, AHEAD_BYTES>(first + nth * apart, apart, groups.clone());
                         continue;
                     }
                     for nth in nth..count {
-                        self.panel_block::<S, V, VECTORS>(first + nth * apart, 1, groups.clone());
+                        self.panel_block::<S, V, VECTORS, AHEAD_BYTES>(
+                            first + nth * apart,
+                            1,
+                            groups.clone(),
+                        );
                     }
                 }
             }
         }
     }
 
-    /// Panels of W vectors together, from panel `first` on, `apart` from each other: these [groups](GemmElem::GROUP) of steps, added to those before.
+    /// Panels of W vectors together, from panel `first` on, `apart` from each other: these [groups](GemmElem::GROUP) of steps, added to those before, and
+    /// prefetched AHEAD.
     #[inline(always)]
-    fn panel_block<S: Isa, V: Vector<Elem = T::Acc>, const W: usize>(
+    fn panel_block<S: Isa, V: Vector<Elem = T::Acc>, const W: usize, const AHEAD: usize>(
         &mut self,
         first: usize,
         apart: usize,
@@ -78,7 +93,8 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
                 let lane = j % VECTORS * V::LANES * T::GROUP;
                 let columns = &[first, second, third, fourth][j / VECTORS][lane..][..V::LANES * T::GROUP];
                 if (lane * size_of::<T>()).is_multiple_of(LINE_BYTES) {
-                    V::prefetch(columns.as_ptr().wrapping_byte_add(AHEAD_BYTES).cast());
+                    let ahead = columns.as_ptr().wrapping_byte_add(AHEAD).cast();
+                    if AHEAD == FAR_AHEAD_BYTES { V::prefetch_far(ahead) } else { V::prefetch(ahead) }
                 }
                 let [first, second] = T::load_group::<S>(columns);
                 for i in 0..H {

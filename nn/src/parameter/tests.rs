@@ -172,7 +172,12 @@ fn a_packed_weight_gives_what_it_gave_and_its_values() {
         let leaf = Leaf::new(x.clone(), true).unwrap();
         let (x, w) = (if recorded { leaf.var() } else { leaf.constant() }, p.var());
         let loss = |most| x.linear_cross_entropy(&w, &index, &CrossEntropy::default(), most).unwrap();
+        let bias = Some(Var::new(make(&[70], 0.25)));
+        let [each, other] =
+            x.linear_each(&[(w.clone(), bias), (w.clone(), None)]).unwrap().try_into().unwrap();
         let all = [
+            each,
+            other,
             x.linear(&w, None).unwrap(),
             x.linear(&w, Some(&Var::new(make(&[70], 0.5)))).unwrap(),
             x.linear_gelu(&w, None, Gelu::Exact).unwrap(),

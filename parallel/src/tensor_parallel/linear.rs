@@ -249,9 +249,7 @@ pub(super) fn columns(group: &TensorParallel, x: &Var, maps: &[WeightAndBias]) -
     begins();
     let exchanges = group.entering(x)?;
     let entered = exchanges[0].run(group.comm(), x.tensor(), false)?;
-    let outputs =
-        maps.iter().map(|(weight, bias)| weight.multiply_as_weight(&entered, bias.as_ref().map(Var::tensor)));
-    let outputs = outputs.collect::<GradResult<_>>()?;
+    let outputs = Var::multiply_as_weights(&entered, maps)?;
     drop(entered);
     let weights = maps.iter().map(|(weight, _)| weight);
     let biases = maps.iter().filter_map(|(_, bias)| bias.as_ref());
@@ -267,7 +265,7 @@ pub(super) fn columns(group: &TensorParallel, x: &Var, maps: &[WeightAndBias]) -
             biased: maps.iter().map(|(_, bias)| bias.is_some()).collect(),
         })
     };
-    Ok(record_many("column_parallel", &inputs, outputs, save)?.into_vec())
+    Ok(record_many("column_parallel", &inputs, outputs.into(), save)?.into_vec())
 }
 
 /// The node of [`columns`].

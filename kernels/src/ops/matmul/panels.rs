@@ -1,14 +1,22 @@
 //! [`WeightPanels`]: a weight in the order in which a CPU's products read it.
 
-use phalanx_tensor::{DType, Device, Dims, Error, Result, Tensor};
+use std::sync::Mutex;
+
+use phalanx_tensor::{DType, Device, Dims, Element, Error, Result, Tensor, unpoisoned};
 
 use super::super::in_place::copy_;
 use crate::gemm::{
-    Batch, Epilogue, GemmElem, MatMut, MatRef, Write, gemm_batched, is_parallel, place_in_group, tile_shape,
+    Batch, Epilogue, GemmElem, MatMut, MatRef, Write, gemm_batched, is_parallel, place_in_group, shares,
+    tile_shape,
 };
 use crate::real::for_real;
 use crate::simd::Runner;
 use crate::{check, flops};
+
+/// What [`WeightPanels::linear`] is called in errors.
+const OP: &str = "linear";
+/// A product of its own.
+const ONE: Batch = Batch { count: 1, a: 0, b: 0, c: 0 };
 
 /// A weight `[out, in]` that lies as the products of a CPU read it: the rows of the weight in panels of as many as a tile has columns, and in each
 /// panel those of an input side by side, `[panels, in, rows of a panel, 1]`. Of bf16 each row has two inputs together, as the CPU multiplies or
@@ -98,7 +106,35 @@ impl WeightPanels {
     /// # Errors
     /// If the shapes do not fit, or dtypes or devices differ.
     pub fn linear(&self, x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        const OP: &str = "linear";
+        let mut out = self.output(x, bias)?;
+        self.multiply_into(x, bias, &mut out)?;
+        Ok(out)
+    }
+
+    /// [`WeightPanels::linear`] by several weights, each with its bias. If `x` is one row, threads share them all, and wait for each other once.
+    ///
+    /// # Errors
+    /// As [`WeightPanels::linear`].
+    pub fn linear_each(x: &Tensor, maps: &[(&WeightPanels, Option<&Tensor>)]) -> Result<Vec<Tensor>> {
+        let outs = maps.iter().map(|(panels, bias)| panels.output(x, *bias));
+        let mut outs: Vec<Tensor> = outs.collect::<Result<_>>()?;
+        let (rows, inputs) = (maps.iter().map(|(panels, _)| panels.shape[0]).sum(), x.numel());
+        let is_row = x.shape().last() == Some(&inputs);
+        if maps.len() > 1 && is_row && is_parallel(1, rows, inputs) {
+            let biases = maps.iter().map(|(_, bias)| bias.map(Tensor::contiguous).transpose());
+            let biases: Vec<Option<Tensor>> = biases.collect::<Result<_>>()?;
+            let maps: Vec<_> = maps.iter().map(|(panels, _)| *panels).zip(&biases).collect();
+            for_real!(OP, x.dtype(), T => Self::multiply_row::<T>(x, &maps, &mut outs))?;
+            return Ok(outs);
+        }
+        for ((panels, bias), out) in maps.iter().zip(&mut outs) {
+            panels.multiply_into(x, *bias, out)?;
+        }
+        Ok(outs)
+    }
+
+    /// The result of [`WeightPanels::linear`] before it is computed.
+    fn output(&self, x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         let [rows, inputs] = self.shape();
         check::same(OP, &[x, &self.panels])?;
         if x.shape().last() != Some(&inputs) {
@@ -111,18 +147,70 @@ impl WeightPanels {
         }
         let mut shape = Dims::from_slice(x.shape());
         shape[x.rank() - 1] = rows;
-        let mut out = Tensor::empty_for(OP, &shape, x.dtype(), x.device())?;
+        let out = Tensor::empty_for(OP, &shape, x.dtype(), x.device())?;
         flops::count_multiply_adds([out.numel(), inputs]);
-        if out.numel() > 0 {
-            let bias = bias.map(Tensor::contiguous).transpose()?;
-            for_real!(OP, x.dtype(), T => self.multiply::<T>(OP, x, bias.as_ref(), &mut out))?;
-        }
         Ok(out)
     }
 
-    fn multiply<T: GemmElem + phalanx_tensor::Element>(
+    fn multiply_into(&self, x: &Tensor, bias: Option<&Tensor>, out: &mut Tensor) -> Result<()> {
+        if out.numel() == 0 {
+            return Ok(());
+        }
+        let bias = bias.map(Tensor::contiguous).transpose()?;
+        for_real!(OP, x.dtype(), T => self.multiply::<T>(x, bias.as_ref(), out))
+    }
+
+    /// One row by several weights, whose biases are contiguous: pieces of their panels, of which each thread takes the next one.
+    fn multiply_row<T: GemmElem + Element>(
+        x: &Tensor,
+        maps: &[(&WeightPanels, &Option<Tensor>)],
+        outs: &mut [Tensor],
+    ) -> Result<()> {
+        let (inputs, pool) = (x.numel(), x.device().pool()?);
+        let x = x.reshape(&[1, inputs as isize])?;
+        let x_data = x.read::<T>(OP)?;
+        let mut held = Vec::with_capacity(maps.len());
+        for ((weight, bias), out) in maps.iter().zip(outs) {
+            let bias = match bias {
+                Some(bias) => Some((bias.read::<T>(OP)?, bias.offset())),
+                None => None,
+            };
+            held.push((weight, weight.panels.read::<T>(OP)?, bias, out.write::<T>(OP)?));
+        }
+        let sizes = maps[0].0.panels.shape();
+        let (width, len) = (sizes[2], sizes[1] * sizes[2] * sizes[3]);
+        let all = maps.iter().map(|(weight, _)| weight.panels.shape()[0]).sum();
+        let (mut pieces, mut first) = (Vec::new(), 0);
+        for (weight, data, bias, out) in &mut held {
+            let end = first + weight.panels.shape()[0];
+            let (data, mut out) = (&data[weight.panels.offset()..], &mut out[..weight.shape[0]]);
+            let mut bias = bias.as_ref().map(|(values, offset)| &values[*offset..]);
+            for share in shares(pool.threads(), all, len * size_of::<T>(), usize::MAX) {
+                let panels = share.start.max(first)..share.end.min(end);
+                if panels.is_empty() {
+                    continue;
+                }
+                let (piece, rest) = out.split_at_mut((panels.len() * width).min(out.len()));
+                let (values, others) = bias.map_or((None, None), |bias| {
+                    let (values, others) = bias.split_at(piece.len());
+                    (Some(values), Some(others))
+                });
+                let b = MatRef::in_panels(&data[(panels.start - first) * len..], inputs, piece.len(), width);
+                pieces.push(Mutex::new((b, values, piece)));
+                (out, bias) = (rest, others);
+            }
+            first = end;
+        }
+        pool.for_each(pieces.len(), |piece| {
+            let (b, bias, out) = &mut *unpoisoned(pieces[piece].lock());
+            let (a, c) = (super::mat(&x_data, &x, 0, 0), MatMut::row_major(out, 1, b.cols()));
+            gemm_batched(None, ONE, a, *b, c, Write::Store, Epilogue { bias: *bias, activation: None });
+        });
+        Ok(())
+    }
+
+    fn multiply<T: GemmElem + Element>(
         &self,
-        op: &'static str,
         x: &Tensor,
         bias: Option<&Tensor>,
         out: &mut Tensor,
@@ -131,13 +219,13 @@ impl WeightPanels {
         let (m, width) = (out.numel() / rows, self.panels.shape()[2]);
         let x = x.reshape(&[m as isize, inputs as isize])?;
         let pool = if is_parallel(m, rows, inputs) { Some(out.device().pool()?) } else { None };
-        let (x_data, w_data) = (x.read::<T>(op)?, self.panels.read::<T>(op)?);
-        let bias = bias.map(|bias| Ok((bias.read::<T>(op)?, bias.offset()))).transpose()?;
+        let (x_data, w_data) = (x.read::<T>(OP)?, self.panels.read::<T>(OP)?);
+        let bias = bias.map(|bias| Ok((bias.read::<T>(OP)?, bias.offset()))).transpose()?;
         let bias = bias.as_ref().map(|(values, offset)| &values[*offset..][..rows]);
-        let mut c = out.write::<T>(op)?;
+        let mut c = out.write::<T>(OP)?;
         gemm_batched(
             pool.as_deref(),
-            Batch { count: 1, a: 0, b: 0, c: 0 },
+            ONE,
             super::mat(&x_data, &x, 0, 0),
             MatRef::in_panels(&w_data[self.panels.offset()..], inputs, rows, width),
             MatMut::row_major(&mut c, m, rows),

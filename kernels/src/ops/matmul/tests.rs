@@ -259,6 +259,34 @@ fn a_weight_in_panels_has_the_bits_of_the_weight() {
 }
 
 #[test]
+fn several_weights_in_panels_have_the_bits_of_each() {
+    let device = Device::Cpu(831);
+    for (threads, dtype) in [1, 2, 5].into_iter().flat_map(|threads| FLOATS.map(|dtype| (threads, dtype))) {
+        device.set_threads(threads).unwrap();
+        let of = |shape: &[usize]| make(shape, dtype, &floats(-1.0, 1.0)).to_device(device, false).unwrap();
+        for k in [7, 129, 1200] {
+            let weights = [257, 33, 70, 1001].map(|n| WeightPanels::new(&of(&[n, k])).unwrap().unwrap());
+            // A bias that is a part of another tensor, and none.
+            let biases = [Some(of(&[2, 257]).select(0, 1).unwrap()), None, Some(of(&[70])), None];
+            let maps: Vec<_> = weights.iter().zip(biases.iter().map(Option::as_ref)).collect();
+            for shape in [&[k][..], &[1, 1, k], &[3, k], &[0, k]] {
+                let x = of(shape);
+                let made = WeightPanels::linear_each(&x, &maps).unwrap();
+                for ((weight, bias), made) in maps.iter().zip(made) {
+                    let want = weight.linear(&x, *bias).unwrap();
+                    assert_eq!(made.shape(), want.shape());
+                    let bits = |t: &Tensor| values(t).into_iter().map(f64::to_bits).collect::<Vec<_>>();
+                    assert_eq!(bits(&made), bits(&want), "{dtype} {shape:?} {:?}", weight.shape());
+                }
+            }
+        }
+    }
+    assert!(
+        WeightPanels::linear_each(&make(&[1, 7], DType::F32, &floats(-1.0, 1.0)), &[]).unwrap().is_empty()
+    );
+}
+
+#[test]
 fn a_weight_in_panels_refuses_what_does_not_fit() {
     let of = |shape: &[usize]| make(shape, DType::F32, &floats(-1.0, 1.0));
     let said = |error: Error| error.to_string();
@@ -271,8 +299,11 @@ fn a_weight_in_panels_refuses_what_does_not_fit() {
     let panels = WeightPanels::new(&of(&[40, 6])).unwrap().unwrap();
     assert!(said(panels.linear(&of(&[2, 5]), None).unwrap_err()).contains("[2, 5]"));
     assert!(said(panels.linear(&of(&[2, 6]), Some(&of(&[39]))).unwrap_err()).contains("[39]"));
+    let both = [(&panels, None), (&panels, Some(&of(&[39])))];
+    assert!(said(WeightPanels::linear_each(&of(&[1, 6]), &both).unwrap_err()).contains("[39]"));
     let wide = cast(&of(&[2, 6]), DType::F64).unwrap();
     assert!(said(panels.linear(&wide, None).unwrap_err()).contains("f64"));
+    assert!(said(WeightPanels::linear_each(&wide, &[(&panels, None); 2]).unwrap_err()).contains("f64"));
     let index = |i: i64| Tensor::from_slice(&[1, i], &[2], Device::CPU).unwrap();
     for wrong in [-1, 40] {
         let error = said(panels.embedding(&index(wrong)).unwrap_err());
