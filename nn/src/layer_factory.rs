@@ -341,6 +341,10 @@ impl LayerFactory for OneDevice {
     }
 
     fn columns(&self, layers: &[&Linear], x: &Var) -> Result<Vec<Var>> {
+        // Others one by one: the floats of an int8 weight are there only while it is used.
+        if !layers.iter().all(|layer| layer.weight.is_packed()) {
+            return layers.iter().map(|layer| layer.forward(x)).collect();
+        }
         let map = |layer: &&Linear| (layer.weight.var(), layer.bias.as_ref().map(Parameter::var));
         Ok(x.linear_each(&layers.iter().map(map).collect::<Vec<_>>())?)
     }

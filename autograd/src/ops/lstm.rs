@@ -13,7 +13,8 @@
 use phalanx_kernels as kernels;
 use smallvec::SmallVec;
 
-use super::matmul::{linear_weight_grad, rows};
+use super::linear::linear_weight_grad;
+use super::matmul::rows;
 use crate::{Backward, Cx, Grads, Result, SaveContext, SavedVariable, Var, begins, record_many};
 
 impl Var {

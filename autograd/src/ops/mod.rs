@@ -29,6 +29,7 @@ mod interpolate;
 mod layer_norm;
 #[cfg(test)]
 mod layout_tests;
+mod linear;
 mod linear_cross_entropy;
 mod logic;
 mod lstm;
@@ -55,9 +56,9 @@ pub use creation::{Generator, MeshIndexing, manual_seed};
 pub use embedding::{BagMode, EmbeddingBagOptions};
 pub use image::FoldOptions;
 pub use interpolate::{Interpolate, InterpolateMode};
+pub use linear::linear_weight_grad;
 pub use linear_cross_entropy::{linear_grads, linear_loss_grads, logit_rows};
 pub use margin_losses::TripletMargin;
-pub use matmul::linear_weight_grad;
 pub use padding::PadMode;
 pub use pool::{Pool1dOptions, Pool3dOptions};
 pub use regression_losses::{GaussianNll, PoissonNll};

@@ -229,7 +229,7 @@ pub(crate) fn follows_few_streams() -> bool {
     is_made_by(b"AuthenticAMD")
 }
 
-/// Whether short vectors of this CPU read memory faster in one stream, prefetched far ahead, than in four: Intel's (Sapphire Rapids; AMD's were not
+/// Whether short vectors of this CPU read memory faster in one stream, prefetched far ahead, than in four: Intel's (a Xeon with AMX; AMD's were not
 /// measured).
 pub(crate) fn prefers_one_stream() -> bool {
     is_made_by(b"GenuineIntel")

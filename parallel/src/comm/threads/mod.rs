@@ -447,9 +447,11 @@ impl World {
             let left = self.timeout.checked_sub(start.elapsed());
             let late = left.is_none().then_some(self.timeout);
             if let Some(error) = state.verdict(ticket, ranks, late) {
-                state.failure = Some(error.clone());
-                self.wake.notify_all();
-                break Err(error);
+                // The flight recorder notes what is under way before the other ranks know.
+                drop(state);
+                self.fail(error);
+                state = self.lock();
+                continue;
             }
             // When all ranks have come, the thread only waits for the elements to be moved.
             let left = left.unwrap_or(self.timeout).max(Duration::from_millis(1));
