@@ -12,7 +12,7 @@ const KEPT_B_MAX: usize = 1 << 20;
 /// Fewer panels of columns than these, unless they are all, are not kept so: A would be packed too often.
 const KEPT_COLS_MIN: usize = 16;
 
-/// Bytes of a piece of [`in_shares`] at least: a thread takes some microseconds for them, and much less to begin.
+/// Bytes of one of the [`shares`] at least: a thread takes some microseconds for them, and much less to begin.
 const PIECE_BYTES: usize = 64 << 10;
 
 /// Panels of rows and of columns that a thread computes at a time, with all of k.

@@ -20,8 +20,7 @@ const TURN: usize = 16;
 
 impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
     /// The columns of B lie in panels. [`PANELS`] of them, far apart, are read together: W vectors of columns, or as many in turns if they have no
-    /// registers together. Those of one row are read one after the other, by short vectors, where
-    /// [that is faster](prefers_one_stream).
+    /// registers together. Short vectors of one row read them one after the other where [that is faster](prefers_one_stream).
     #[inline(always)]
     pub(super) fn panels<S: Isa, V: Vector<Elem = T::Acc>, const W: usize>(&mut self)
     where

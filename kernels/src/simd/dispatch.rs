@@ -220,36 +220,45 @@ fn has_pairs(isa: IsaName) -> bool {
 /// that of four (5.3 and 1.3 billion a second, measured on Emerald Rapids). The maker decides, as a measurement could decide otherwise on
 /// another rank, and the bits of subnormal numbers differ.
 fn pairs_pay() -> bool {
-    cfg!(target_arch = "x86_64") && !is_made_by(b"GenuineIntel")
+    cfg!(target_arch = "x86_64") && maker() != Maker::Intel
 }
 
 /// Whether this CPU's caches follow at most 16 streams of reads: AMD's. Of memory's speed Zen 4 gives 16 streams 0.9, 24 of them 0.6 and 32 of
 /// them 0.4, where Intel's Emerald Rapids gives all.
 pub(crate) fn follows_few_streams() -> bool {
-    is_made_by(b"AuthenticAMD")
+    maker() == Maker::Amd
 }
 
 /// Whether short vectors of this CPU read memory faster in one stream, prefetched far ahead, than in four: Intel's (a Xeon with AMX; AMD's were not
 /// measured).
 pub(crate) fn prefers_one_stream() -> bool {
-    is_made_by(b"GenuineIntel")
+    maker() == Maker::Intel
 }
 
-/// Whether this is the name that the CPU gives of its maker.
-fn is_made_by(name: &[u8; 12]) -> bool {
+/// Who makes this CPU.
+#[derive(Clone, Copy, PartialEq)]
+enum Maker {
+    Intel,
+    Amd,
+    Other,
+}
+
+fn maker() -> Maker {
     #[cfg(target_arch = "x86_64")]
     {
-        static MAKER: OnceLock<[[u8; 4]; 3]> = OnceLock::new();
-        let maker = MAKER.get_or_init(|| {
-            let maker = std::arch::x86_64::__cpuid(0);
-            [maker.ebx, maker.edx, maker.ecx].map(u32::to_le_bytes)
-        });
-        maker.as_flattened() == name
+        static MAKER: OnceLock<Maker> = OnceLock::new();
+        *MAKER.get_or_init(|| {
+            let name = std::arch::x86_64::__cpuid(0);
+            match [name.ebx, name.edx, name.ecx].map(u32::to_le_bytes).as_flattened() {
+                b"GenuineIntel" => Maker::Intel,
+                b"AuthenticAMD" => Maker::Amd,
+                _ => Maker::Other,
+            }
+        })
     }
     #[cfg(not(target_arch = "x86_64"))]
     {
-        let _ = name;
-        false
+        Maker::Other
     }
 }
 
