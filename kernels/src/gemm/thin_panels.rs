@@ -6,49 +6,63 @@ use super::chunks::far_apart;
 use super::element::{GemmElem, PanelElem};
 use super::thin::{LINE_BYTES, ThinProduct};
 use super::tile::VECTORS;
-use crate::simd::{Float, Isa, Vector, prefers_one_stream};
+use crate::simd::{Float, Isa, Vector, prefetches_far};
 
 /// Panels that are read together, as so many streams.
 const PANELS: usize = 4;
-/// How many bytes ahead panels are prefetched.
-const AHEAD_BYTES: usize = 2048;
-/// The same of panels that are read one after the other: into the second-level cache, and no multiple of 4 KiB, at which a prefetch holds up loads
-/// (`benches/NOTES.md`).
-const FAR_AHEAD_BYTES: usize = 6 << 10;
+/// How many bytes ahead panels are prefetched into the first-level cache.
+const AHEAD_BYTES: usize = 2 << 10;
+/// The same for the second-level cache, of panels that are read together, and of one after the other: no multiples of 4 KiB, at which a prefetch holds
+/// up loads (`benches/NOTES.md`).
+const FAR_AHEAD_BYTES: usize = 3 << 10;
+const FAR_AHEAD_BYTES_OF_ONE: usize = 6 << 10;
 /// Groups of a panel's steps before those of the next one, where panels take turns.
 const TURN: usize = 16;
 
 impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
     /// The columns of B lie in panels. [`PANELS`] of them, far apart, are read together: W vectors of columns, or as many in turns if they have no
-    /// registers together. Short vectors of one row read them one after the other where [that is faster](prefers_one_stream).
+    /// registers together. One row's are prefetched [into the second-level cache](prefetches_far) where that is faster, and then short vectors read them one
+    /// after the other.
     #[inline(always)]
     pub(super) fn panels<S: Isa, V: Vector<Elem = T::Acc>, const W: usize>(&mut self)
     where
         T::Acc: Float<Vec<S> = V>,
     {
-        let (at_once, panels) = (W / VECTORS, self.cols.div_ceil(self.b_step));
-        let groups = self.a.len() / H * T::PanelElem::steps::<S>() / T::GROUP;
-        if H == 1 && V::LANES * size_of::<T::Acc>() < LINE_BYTES && prefers_one_stream() {
-            for panel in 0..panels {
-                self.panel_block::<S, V, VECTORS, FAR_AHEAD_BYTES>(panel, 1, 0..groups);
-            }
-            return;
+        if H > 1 || !prefetches_far() {
+            return self.panels_together::<S, V, W, AHEAD_BYTES>();
         }
+        if V::LANES * size_of::<T::Acc>() == LINE_BYTES {
+            return self.panels_together::<S, V, W, FAR_AHEAD_BYTES>();
+        }
+        for panel in 0..self.cols.div_ceil(self.b_step) {
+            self.panel_block::<S, V, VECTORS, FAR_AHEAD_BYTES_OF_ONE>(panel, 1, 0..self.groups::<S>());
+        }
+    }
+
+    /// How many groups of steps a panel has.
+    #[inline(always)]
+    fn groups<S: Isa>(&self) -> usize {
+        self.a.len() / H * T::PanelElem::steps::<S>() / T::GROUP
+    }
+
+    /// [`PANELS`] together, prefetched AHEAD.
+    #[inline(always)]
+    fn panels_together<S: Isa, V: Vector<Elem = T::Acc>, const W: usize, const AHEAD: usize>(&mut self)
+    where
+        T::Acc: Float<Vec<S> = V>,
+    {
+        let (at_once, panels, groups) = (W / VECTORS, self.cols.div_ceil(self.b_step), self.groups::<S>());
         let turn = if at_once == PANELS { groups.max(1) } else { TURN };
         for (first, apart, count) in far_apart(panels, PANELS) {
             for start in (0..groups.max(1)).step_by(turn) {
                 let groups = start..groups.min(start + turn);
                 for nth in (0..count).step_by(at_once) {
                     if nth + at_once <= count {
-                        self.panel_block::<S, V, W, AHEAD_BYTES>(first + nth * apart, apart, groups.clone());
+                        self.panel_block::<S, V, W, AHEAD>(first + nth * apart, apart, groups.clone());
                         continue;
                     }
                     for nth in nth..count {
-                        self.panel_block::<S, V, VECTORS, AHEAD_BYTES>(
-                            first + nth * apart,
-                            1,
-                            groups.clone(),
-                        );
+                        self.panel_block::<S, V, VECTORS, AHEAD>(first + nth * apart, 1, groups.clone());
                     }
                 }
             }
@@ -93,7 +107,7 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
                 let columns = &[first, second, third, fourth][j / VECTORS][lane..][..V::LANES * T::GROUP];
                 if (lane * size_of::<T>()).is_multiple_of(LINE_BYTES) {
                     let ahead = columns.as_ptr().wrapping_byte_add(AHEAD).cast();
-                    if AHEAD == FAR_AHEAD_BYTES { V::prefetch_far(ahead) } else { V::prefetch(ahead) }
+                    if AHEAD > AHEAD_BYTES { V::prefetch_far(ahead) } else { V::prefetch(ahead) }
                 }
                 let [first, second] = T::load_group::<S>(columns);
                 for i in 0..H {

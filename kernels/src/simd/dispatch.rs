@@ -229,9 +229,9 @@ pub(crate) fn follows_few_streams() -> bool {
     maker() == Maker::Amd
 }
 
-/// Whether short vectors of this CPU read memory faster in one stream, prefetched far ahead, than in four: Intel's (a Xeon with AMX; AMD's were not
-/// measured).
-pub(crate) fn prefers_one_stream() -> bool {
+/// Whether this CPU reads a row's panels faster if they are prefetched into the second-level cache, and not into the first: Intel's (a Xeon with AMX; AMD's
+/// were not measured).
+pub(crate) fn prefetches_far() -> bool {
     maker() == Maker::Intel
 }
 

@@ -30,7 +30,7 @@ mod vector;
 #[cfg(test)]
 pub(crate) use dispatch::dispatch_on;
 pub use dispatch::{IsaName, available_isas, checked_isa, isa};
-pub(crate) use dispatch::{Runner, dispatch, follows_few_streams, prefers_one_stream};
+pub(crate) use dispatch::{Runner, dispatch, follows_few_streams, prefetches_far};
 pub(crate) use halves::{Halves, narrow_bf16, narrow_f16, pair, widen_bf16, widen_f16};
 pub(crate) use truncate::{truncate_f32_to_i32, truncate_to_i32, truncate_to_i64};
 pub(crate) use vector::{Float, Isa, Kernel, LANES_MAX, Mask, PARTS_MAX, Vector, each};

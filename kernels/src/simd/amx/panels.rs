@@ -10,9 +10,9 @@ use super::{BLOCK, STEPS, Tiles};
 /// Panels that are read together at most: by [`multiply_one`], and by [`Tiles::multiply_panels`].
 pub(crate) const PANELS_OF_ONE: usize = 4;
 pub(crate) const PANELS_OF_FEW: usize = 3;
-/// How many bytes ahead panels are prefetched: by vectors, and by tiles.
-const AHEAD_BYTES: usize = 2048;
-const TILES_AHEAD_BYTES: usize = 4096;
+/// How many bytes ahead panels are prefetched into the second-level cache: by vectors, and by tiles.
+const AHEAD_BYTES: usize = 3 << 10;
+const TILES_AHEAD_BYTES: usize = 5 << 10;
 /// A value of the register MXCSR: subnormal operands count as zero and subnormal results become zero, without exceptions.
 const FLUSHING: u32 = 0x9FC0;
 
@@ -45,7 +45,7 @@ pub(crate) unsafe fn multiply_one<const N: usize>(
             // A pair of 16 columns: the even step goes to one sum, the odd one to another.
             ".macro phalanx_pairs even, odd, at",
             "vmovdqu32 zmm24, [\\at]",
-            "prefetcht0 [\\at + {ahead}]",
+            "prefetcht1 [\\at + {ahead}]",
             "vpslld zmm25, zmm24, 16",
             "vpandd zmm24, zmm24, zmm26",
             "vfmadd231ps \\even, zmm25, zmm27",
@@ -164,7 +164,7 @@ impl Tiles {
                 "tileloadd tmm7, [\\panel + {place} + 64 * \\half]",
                 "tdpbf16ps \\sums, tmm6, tmm7",
                 ".irp line, 0, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960",
-                "prefetcht0 [\\panel + {ahead} + 1024 * \\half + \\line]",
+                "prefetcht1 [\\panel + {ahead} + 1024 * \\half + \\line]",
                 ".endr",
                 ".endm",
                 ".irp nth, 0, 1, 2, 3, 4, 5",
