@@ -16,7 +16,7 @@ use super::epilogue::{Epilogue, FinishTile, Write};
 use super::mat::MatRef;
 use super::micro_kernel::run_tile;
 use super::pack::{Panels, WidenedPanel};
-use super::plan::BlockingPlan;
+use super::plan::{BlockingPlan, blocks};
 use super::product::{Product, wide_start};
 use super::tile::Tile;
 use crate::scratch::with_scratch;
@@ -78,7 +78,7 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
         let row_block = plan.row_block().min(plan.row_panels);
         let a_len = match plan.a_in_place || !self.packed_a.is_empty() {
             true => 0,
-            false => row_block * plan.a_panel(plan.steps_max()) + LANES_MAX,
+            false => plan.a_places(row_block * plan.height, plan.steps_max()) + LANES_MAX,
         };
         let b_steps = if chunks.keeps_b { plan.problem.k } else { plan.steps_max() };
         let b_panels = if plan.by_panel { 1 } else { chunks.cols_max };
@@ -126,11 +126,12 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
 
     /// Where the packed panel of A with number `row` begins, in the buffer or in all of A's; [`MacroKernel::b_start`] likewise for B.
     fn a_start(&self, row: usize, block: &ABlock<'_>) -> usize {
-        let (panel, steps) = (self.plan.a_panel(block.steps.len()), block.steps.start);
-        match self.packed_a.is_empty() {
-            true => (row - block.rows.start) * panel,
-            false => self.plan.a_panels(steps) + row * panel,
-        }
+        let (plan, steps) = (self.plan, &block.steps);
+        let (first, before) = match self.packed_a.is_empty() {
+            true => (plan.rows(block.rows.start).start, 0),
+            false => (0, plan.a_places(plan.problem.m, steps.start)),
+        };
+        before + plan.a_places(plan.rows(row).start - first, steps.len())
     }
 
     fn b_start(&self, col: usize, block: &ABlock<'_>) -> usize {
@@ -139,14 +140,18 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
     }
 
     /// Packs these panels of A for some steps.
-    fn pack_a(&self, rows: Range<usize>, steps: &Range<usize>, dst: &mut [T::Acc]) {
+    fn pack_a(&self, rows: Range<usize>, steps: &Range<usize>, mut rest: &mut [T::Acc]) {
         let plan = self.plan;
-        if !plan.a_in_place && !rows.is_empty() {
-            let lines = plan.rows(rows.start).start..plan.rows(rows.end - 1).end;
+        if plan.a_in_place {
+            return;
+        }
+        for panels in plan.blocks_of_a_height(&rows, rows.len()) {
+            let (lines, width) = (plan.rows_of(&panels), plan.rows(panels.start).len());
+            let dst = rest.split_off_mut(..plan.a_places(lines.len(), steps.len())).unwrap_or_default();
             let a = Operand {
                 matrix: self.product.a,
-                width: plan.height,
-                line_pitch: plan.a_packed().0,
+                width,
+                line_pitch: plan.a_packed(width).0,
                 // A place of two steps may lack its second. A's -0 times B's 0 there leaves every sum as it is, -0 too.
                 beyond: T::narrow(-T::Acc::ZERO),
                 near: false,
@@ -182,7 +187,7 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
     pub(super) fn pack_b_together(&self, pool: Option<&Pool>, to: &mut [T::Acc]) {
         let width = self.plan.shape.cols();
         let pack = |cols, steps: &_, dst: &mut _| self.pack_b(cols, steps, dst);
-        self.pack_together(pool, &self.chunks.cols, |cols, steps| cols * width * steps, pack, to);
+        self.pack_together(pool, &self.chunks.cols, |cols, steps| cols.len() * width * steps, pack, to);
     }
 
     /// Packs all panels of A by all threads, if `to` has room for them.
@@ -191,18 +196,18 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
         self.pack_together(
             pool,
             &(0..self.plan.row_panels),
-            |rows, steps| rows * self.plan.a_panel(steps),
+            |rows, steps| self.plan.a_places(self.plan.rows_of(rows).len(), steps),
             pack,
             to,
         );
     }
 
-    /// Packs panels, whose length for so many steps `len` says, by all threads.
+    /// Packs panels, whose places for so many steps `len` says, by all threads.
     fn pack_together(
         &self,
         pool: Option<&Pool>,
         panels: &Range<usize>,
-        len: impl Fn(usize, usize) -> usize,
+        len: impl Fn(&Range<usize>, usize) -> usize,
         pack: impl Fn(Range<usize>, &Range<usize>, &mut [T::Acc]) + Sync,
         mut to: &mut [T::Acc],
     ) {
@@ -212,7 +217,7 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
         let mut pieces = Vec::new();
         for steps in (0..self.plan.k_blocks).map(|block| self.plan.steps(block)) {
             for panels in blocks(panels, PACKED_TOGETHER) {
-                let dst = to.split_off_mut(..len(panels.len(), steps.len())).unwrap_or_default();
+                let dst = to.split_off_mut(..len(&panels, steps.len())).unwrap_or_default();
                 pieces.push((panels, steps.clone(), dst));
             }
         }
@@ -262,10 +267,9 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
     /// [`MacroKernel::run`]'s.
     unsafe fn run_block(&self, block: &ABlock<'_>, buffers: &mut PackBuffers<'_, T::Acc>) {
         let (plan, cols) = (self.plan, &block.chunk.cols);
-        let has_full_height = |row: usize| plan.rows(row).len() == plan.height;
         // The last panel of columns may be narrower.
         let whole_end = cols.end - usize::from(plan.cols(cols.end - 1).len() < plan.shape.cols());
-        let tiles_pack_b = plan.tiles_pack_b && has_full_height(block.rows.start);
+        let tiles_pack_b = plan.tiles_pack_b && plan.tiles_pack(block.rows.start);
         let tiles_pack_a = plan.tiles_pack_a && whole_end > cols.start;
         if block.packs_b && !plan.b_in_place {
             let cols = if tiles_pack_b { whole_end..cols.end } else { cols.clone() };
@@ -278,15 +282,14 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
         // Tiles that the epilogue takes one by one are not run in strips.
         let finishes = block.is_last && !self.product.is_in_place();
         let first_packs_b = tiles_pack_b && block.packs_b;
-        // Panels of A that meet a stationary panel of B: those of full height, but not the first if its tiles pack B.
-        let high_end = block.rows.end - usize::from(!has_full_height(block.rows.end - 1));
+        // Panels of A that meet a stationary panel of B: all but the first if its tiles pack B.
         let stationary = match !finishes && plan.is_b_stationary(cols.len(), block.rows.len()) {
-            true => block.rows.start + usize::from(first_packs_b)..high_end,
+            true => block.rows.start + usize::from(first_packs_b)..block.rows.end,
             false => block.rows.end..block.rows.end,
         };
         let packing_end = cols.start + usize::from(tiles_pack_a);
         for row in block.rows.clone() {
-            let packs_a = tiles_pack_a && has_full_height(row);
+            let packs_a = tiles_pack_a && plan.tiles_pack(row);
             if tiles_pack_a && !packs_a {
                 let start = self.a_start(row, block);
                 self.pack_a(row..row + 1, &block.steps, &mut buffers.a[start..]); // not earlier: a tile writes behind the panel before
@@ -296,7 +299,8 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
             let mut start = cols.start;
             while start < cols_end {
                 let packs_a = packs_a && start == cols.start;
-                let end = if packs_a || finishes || start == whole_end { start + 1 } else { whole_end };
+                let one = packs_a || finishes || start == whole_end;
+                let end = if one { start + 1 } else { whole_end.min(cols_end) };
                 let packs_b = first_packs_b && row == block.rows.start && start < whole_end;
                 let strip = Strip { rows: row..row + 1, cols: start..end, packs_a, packs_b };
                 // SAFETY: the caller's.
@@ -304,7 +308,7 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
                 start = end;
             }
         }
-        for rows in blocks(&stationary, plan.stationary_rows()) {
+        for rows in plan.blocks_of_a_height(&stationary, plan.stationary_rows()) {
             for col in packing_end..cols.end {
                 let strip = Strip { rows: rows.clone(), cols: col..col + 1, packs_a: false, packs_b: false };
                 // SAFETY: the caller's.
@@ -324,15 +328,13 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
         if self.packed_a.is_empty() {
             self.pack_a(rows.clone(), &block.steps, buffers.a);
         }
-        let low = plan.rows(rows.end - 1).len() < plan.height;
-        let high = rows.start..rows.end - usize::from(low);
         let finishes = block.is_last && !self.product.is_in_place();
         let at_once = if finishes { 1 } else { plan.shape.cols() };
         for col in block.chunk.cols.clone() {
             if !plan.b_in_place {
                 self.pack_b(col..col + 1, &block.steps, buffers.b);
             }
-            for rows in blocks(&high, at_once).chain(low.then_some(high.end..rows.end)) {
+            for rows in plan.blocks_of_a_height(rows, at_once) {
                 let strip = Strip { rows, cols: col..col + 1, packs_a: false, packs_b: false };
                 // SAFETY: the caller's.
                 unsafe { self.run_strip(block, &strip, buffers) }
@@ -372,10 +374,10 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
         let (a, a_row, a_step, a_next) = if plan.a_in_place || strip.packs_a {
             let (row_stride, step_stride) = product.a.strides();
             let start = rows.start * row_stride + block.steps.start * step_stride;
-            (wide_start(&product.a).wrapping_add(start), row_stride, step_stride, plan.height * row_stride)
+            (wide_start(&product.a).wrapping_add(start), row_stride, step_stride, rows.len() * row_stride)
         } else {
-            let (row_stride, step_stride) = plan.a_packed();
-            (a_packed, row_stride, step_stride, plan.a_panel(block.steps.len()))
+            let (row_stride, step_stride) = plan.a_packed(rows.len());
+            (a_packed, row_stride, step_stride, plan.a_places(rows.len(), block.steps.len()))
         };
         let b_start = self.b_start(strip.cols.start, block);
         let b_packed = if self.chunks.shares_packed_b { self.packed_b } else { &*buffers.b }
@@ -407,7 +409,7 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
         // Where sums lie, with the strides from row to row and from tile to tile.
         let is_down = strip.rows.len() > 1;
         let next = |down_by: usize, across_by: usize| if is_down { down_by } else { across_by };
-        let whole = (c.cast::<T::Acc>(), c_row, next(plan.height * c_row, width));
+        let whole = (c.cast::<T::Acc>(), c_row, next(rows.len() * c_row, width));
         let scratch = (buffers.sums.as_mut_ptr().wrapping_add(slot), width, next(tile_len, slots_apart));
         let partial = if in_place && product.write != Write::Accumulate { whole } else { scratch };
         let out = if in_place && block.is_last { whole } else { partial };
@@ -480,17 +482,11 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
 }
 
 /// Tiles that one call of the micro-kernel computes: side by side (one panel of rows, several of columns), or below each other (several
-/// panels of rows of full height, one of columns).
+/// panels of rows of one height, one of columns).
 struct Strip {
     rows: Range<usize>,
     cols: Range<usize>,
     /// Whether the tiles pack A's panel, and B's panels, beside their multiplications.
     packs_a: bool,
     packs_b: bool,
-}
-
-/// The range `all` cut into blocks of `size`; the last may be shorter.
-fn blocks(all: &Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-    let end = all.end;
-    all.clone().step_by(size.max(1)).map(move |start| start..end.min(start + size))
 }

@@ -90,8 +90,11 @@ pub(super) struct BlockingPlan {
     pub(super) shape: TileShape,
     pub(super) row_panels: usize,
     pub(super) col_panels: usize,
-    /// Rows of a panel: m over the number of panels, rounded up, so that no tile has many fewer rows than the others.
+    /// Rows of the first panels: m over the number of panels, rounded up. The other panels have one fewer, so that no tile has many fewer rows than
+    /// the others.
     pub(super) height: usize,
+    /// How many panels have all these rows.
+    high_panels: usize,
     pub(super) k_blocks: usize,
     /// Whether tiles read an operand in place, or from panels packed before.
     pub(super) a_in_place: bool,
@@ -130,6 +133,7 @@ impl BlockingPlan {
         let col_panels = panels(problem.n, shape.cols());
         let tiny = few_rows && col_panels <= DIRECT_COL_PANELS_MAX;
         let height = if row_panels <= 1 { problem.m } else { problem.m.div_ceil(row_panels) };
+        let high_panels = row_panels - (row_panels * height - problem.m);
         // Rows that are neighbours and needed once.
         let once = col_panels <= 1 && problem.a_rows_contiguous;
         let as_rows = col_panels <= ROWS_COL_PANELS_MAX;
@@ -143,6 +147,7 @@ impl BlockingPlan {
             row_panels,
             col_panels,
             height,
+            high_panels,
             k_blocks: problem.k.div_ceil(STEPS_MAX).max(1),
             a_in_place,
             b_in_place,
@@ -176,9 +181,30 @@ impl BlockingPlan {
         plans.find(fits).unwrap_or(self)
     }
 
-    /// The rows of a panel; the last may have fewer.
+    /// The rows of a panel.
     pub(super) fn rows(&self, panel: usize) -> Range<usize> {
-        panel * self.height..((panel + 1) * self.height).min(self.problem.m)
+        let start = |panel: usize| panel * self.height - panel.saturating_sub(self.high_panels);
+        start(panel)..start(panel + 1)
+    }
+
+    /// The rows of several panels, one at least.
+    pub(super) fn rows_of(&self, panels: &Range<usize>) -> Range<usize> {
+        self.rows(panels.start).start..self.rows(panels.end - 1).end
+    }
+
+    /// Panels of rows cut into blocks of `most`, each of panels of one height.
+    pub(super) fn blocks_of_a_height(
+        &self,
+        panels: &Range<usize>,
+        most: usize,
+    ) -> impl Iterator<Item = Range<usize>> + use<> {
+        let low = self.high_panels.clamp(panels.start, panels.end);
+        blocks(&(panels.start..low), most).chain(blocks(&(low..panels.end), most))
+    }
+
+    /// Whether tiles of this panel of rows can pack what they read.
+    pub(super) fn tiles_pack(&self, row: usize) -> bool {
+        can_pack(self.rows(row).len(), self.shape.vectors, self.shape.rows)
     }
 
     /// The columns of a panel: full tiles, then what is left.
@@ -200,23 +226,14 @@ impl BlockingPlan {
         (vectors * LANES_MAX).min(self.problem.k)
     }
 
-    /// Strides of A's packed panels: places from one row to the next, and from one step to the next.
-    pub(super) fn a_packed(&self) -> (usize, usize) {
-        if self.a_in_rows {
-            (self.steps_max().next_multiple_of(LANES_MAX) + LANES_MAX, 1)
-        } else {
-            (1, self.height)
-        }
+    /// Strides of a packed panel of so many rows of A: places from one row to the next, and from one step to the next.
+    pub(super) fn a_packed(&self, rows: usize) -> (usize, usize) {
+        if self.a_in_rows { (self.steps_max().next_multiple_of(LANES_MAX) + LANES_MAX, 1) } else { (1, rows) }
     }
 
-    /// The places that a packed panel of A takes for so many steps.
-    pub(super) fn a_panel(&self, steps: usize) -> usize {
-        if self.a_in_rows { self.height * self.a_packed().0 } else { self.height * steps }
-    }
-
-    /// The places that all packed panels of A take for so many steps.
-    pub(super) fn a_panels(&self, steps: usize) -> usize {
-        self.row_panels * self.a_panel(steps)
+    /// The places that so many packed rows of A take for so many steps.
+    pub(super) fn a_places(&self, rows: usize, steps: usize) -> usize {
+        rows * if self.a_in_rows { self.a_packed(rows).0 } else { steps }
     }
 
     /// Whether all threads pack all of A together before they multiply: if it would be packed again for each of several blocks of columns, and
@@ -224,7 +241,7 @@ impl BlockingPlan {
     pub(super) fn shares_packed_a(&self, col_blocks: usize) -> bool {
         let packs_before = !self.a_in_place && !self.a_in_rows && !self.tiles_pack_a;
         let most = if self.by_panel { SHARED_BY_PANEL_MAX } else { SHARED_MAX };
-        packs_before && col_blocks > 1 && self.a_panels(self.problem.k) <= most
+        packs_before && col_blocks > 1 && self.a_places(self.problem.m, self.problem.k) <= most
     }
 
     /// Whether the inner loop runs over the panels of A while a panel of B stays in the L1 cache, and not over the `cols` panels of B while a
@@ -275,6 +292,12 @@ impl BlockingPlan {
         };
         cuts.min_by_key(read).unwrap_or((1, 1))
     }
+}
+
+/// The range `all` cut into blocks of `size`; the last may be shorter.
+pub(super) fn blocks(all: &Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+    let end = all.end;
+    all.clone().step_by(size.max(1)).map(move |start| start..end.min(start + size))
 }
 
 /// Whether m n k multiplications are worth more than one thread.
@@ -343,7 +366,8 @@ pub(super) mod tests {
             assert_eq!(all(plan.row_panels, &|p| plan.rows(p)), (0..m).collect::<Vec<_>>());
             assert_eq!(all(plan.col_panels, &|p| plan.cols(p)), (0..n).collect::<Vec<_>>());
             assert_eq!(all(plan.k_blocks, &|b| plan.steps(b)), (0..k).collect::<Vec<_>>());
-            assert!((0..plan.row_panels).all(|p| (1..=14).contains(&plan.rows(p).len())));
+            let heights = (0..plan.row_panels).map(|p| plan.rows(p).len());
+            assert!(heights.clone().all(|rows| (1..=14).contains(&rows) && rows + 1 >= plan.height));
             assert!((0..plan.col_panels).all(|p| (1..=plan.shape.cols()).contains(&plan.cols(p).len())));
             assert!((0..plan.k_blocks).all(|b| plan.steps(b).len() <= plan.steps_max()));
         }

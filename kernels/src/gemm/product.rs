@@ -99,7 +99,8 @@ impl<T: GemmElem> Product<'_, T> {
         }
         let macro_kernels: Vec<_> = (0..col_ranges).map(macro_kernel).collect();
         let col_blocks = macro_kernels.iter().map(|one| one.chunks.col_blocks()).sum();
-        let a_len = if plan.shares_packed_a(col_blocks) { plan.a_panels(plan.problem.k) } else { 0 };
+        let a_len =
+            if plan.shares_packed_a(col_blocks) { plan.a_places(plan.problem.m, plan.problem.k) } else { 0 };
         let b_len = macro_kernels.iter().map(MacroKernel::packed_b_len).sum();
         let run = |mut panels: &mut [T::Acc], packs_b: bool| {
             with_scratch(a_len, |packed_a| {

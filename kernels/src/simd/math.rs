@@ -24,12 +24,6 @@ fn polynomial<V: Vector>(x: V, coefficients: &[V::Elem]) -> V {
     sum
 }
 
-/// Where `x` is NaN, `x`; elsewhere `value`.
-#[inline(always)]
-fn keep_nan<V: Vector>(x: V, value: V) -> V {
-    V::select(x.is_nan(), x, value)
-}
-
 /// `(r, q, n)` with `e^(x + low) = (1 + r + q) 2^n`, q small beside 1 and n integral, for x within the exponential's
 /// range and a low part of at most `x`'s last digits.
 #[inline(always)]
@@ -146,13 +140,15 @@ pub(super) fn tanh<V: Vector>(x: V) -> V {
     divide_by_sum(t, V::select(large, t, two), V::select(large, two, t)).copysign(x)
 }
 
+/// `e^-x` is `(1 + r + q) 2^n`, so that `1 / (1 + e^-x)` is `2^-n / (1 + 2^-n + r + q)`: both tails keep their digits, and what `1 + 2^-n` rounds off,
+/// which is nothing for most n, joins `r + q`.
 #[inline(always)]
 pub(super) fn sigmoid<V: Vector>(x: V) -> V {
     let one = c::<V>(1.0);
-    let e = exp(-x.abs());
-    // Where e is nothing beside 1 it may as well be larger: subnormal numbers are slow.
-    let inverse = divide_by_sum(one, one, c::<V>(1e-30).max(e));
-    keep_nan(x, V::select(x.ge(V::zero()), inverse, e * inverse))
+    let (r, q, n) = exp_parts(clamp(-x, V::Elem::EXP_M1_LOW, -V::Elem::EXP_LOW), None);
+    let power = one.scale_by_power(-n);
+    let sum = one + power;
+    power / (sum + ((r + q) + (power - (sum - one))))
 }
 
 /// `erf(x)` for `|x| <= 1`.
