@@ -54,6 +54,7 @@
 //! micro_kernel   a tile of C in registers                     pack       panels of A and B
 //! tile           a tile's size and operands                   loops      the micro-kernel's for transposed B and the two below
 //! small          operands that fit the caches; attention      offsets    B by a table of offsets: implicit GEMM of convolutions
+//! shared_a       one A by several Bs
 //! thin           up to 4 rows; thin_panels: by panels         segments   A by segments: a convolution's weight gradient
 //! amx            bf16 by tiles of matrices, on CPUs that have them; amx_panels: by panels
 //! gemv           one column, long sums                        peak       measures the peak that a product can reach
@@ -79,6 +80,7 @@ mod peak;
 mod plan;
 mod product;
 mod segments;
+mod shared_a;
 mod small;
 #[cfg(test)]
 mod tests;
@@ -101,6 +103,7 @@ pub(crate) use product::Batch;
 pub(crate) use segments::{
     SegmentedRows, gemm_segmented, pack_columns, pack_panels, packed_len, steps_in_place,
 };
+pub(crate) use shared_a::OfSharedA;
 pub(crate) use small::{gemm_few, gemm_small};
 pub(crate) use tile::{OffsetStep, StepSegment, TileShape};
 
@@ -141,6 +144,16 @@ pub(crate) fn gemm_batched<T: GemmElem>(
     epilogue: Epilogue<'_, T>,
 ) {
     product::run(Runner::current(), pool, batch, a, b, c, (write, epilogue), None);
+}
+
+/// C = A B + bias for each of several Bs in [panels](MatRef::in_panels). Where A has to be packed, it is packed once. The bits are those of each
+/// product alone.
+///
+/// # Panics
+///
+/// If the shapes do not fit together, or a B is not in panels.
+pub(crate) fn gemm_each<T: GemmElem>(pool: Option<&Pool>, a: MatRef<'_, T>, items: &mut [OfSharedA<'_, T>]) {
+    shared_a::run_each(Runner::current(), pool, a, items);
 }
 
 /// C = A B with an epilogue, one of a series of products of one shape by one B. `kept` is empty before the first; if B has to be

@@ -181,6 +181,12 @@ impl BlockingPlan {
         plans.find(fits).unwrap_or(self)
     }
 
+    /// The plan of some columns among those that this one is for.
+    pub(super) fn of_columns(&self, n: usize) -> BlockingPlan {
+        let problem = Problem { n, ..self.problem };
+        BlockingPlan { problem, col_panels: panels(n, self.shape.cols()), ..*self }
+    }
+
     /// The rows of a panel.
     pub(super) fn rows(&self, panel: usize) -> Range<usize> {
         let start = |panel: usize| panel * self.height - panel.saturating_sub(self.high_panels);

@@ -10,13 +10,11 @@ use std::any::TypeId;
 #[cfg(target_arch = "x86_64")]
 use std::ops::Range;
 
-#[cfg(target_arch = "x86_64")]
-use phalanx_tensor::bf16;
-use phalanx_tensor::{Pool, even_piece};
+use phalanx_tensor::{Pool, bf16, even_piece};
 
 #[cfg(target_arch = "x86_64")]
 use super::amx::TileProduct;
-use super::chunks::ChunkQueue;
+use super::chunks::{ChunkQueue, in_turns};
 use super::element::{GemmElem, steps_on};
 #[cfg(target_arch = "x86_64")]
 use super::epilogue::FinishTile;
@@ -30,7 +28,8 @@ use super::tile::{FEW_ROWS, Tile, TileShape};
 use crate::scratch::with_scratch;
 use crate::simd::{Float, LANES_MAX, Runner};
 
-/// Ranges of columns for each thread that multiplies all rows.
+/// Ranges of columns for each thread that multiplies all rows. It keeps no panel of B, and A is packed before, so that more ranges cost nothing: threads
+/// that have more time take more.
 const RANGES: usize = 4;
 
 /// A product to carry out. C begins at `c_start` of `c`.
@@ -74,13 +73,10 @@ impl<T: GemmElem> Product<'_, T> {
         let plan = BlockingPlan::new(self.problem(), shape);
         let (row_threads, col_ranges) = pool.map_or((1, 1), |pool| plan.thread_grid(pool.threads()));
         let plan = if row_threads == 1 && kept.is_none() { plan.for_all_rows() } else { plan };
-        let col_ranges = match pool {
-            // A thread keeps no panel of B, and A is packed before, so that more ranges cost nothing: threads that have more time take more.
-            Some(pool) if plan.by_panel && plan.shares_packed_a(col_ranges) => {
-                (RANGES * pool.threads()).min(plan.col_panels)
-            }
-            _ => col_ranges,
-        };
+        if plan.by_panel {
+            // SAFETY: the caller's.
+            return unsafe { run_by_panel(&[self], &plan, pool) };
+        }
         let macro_kernel = |range: usize| MacroKernel {
             product: self,
             plan: &plan,
@@ -133,6 +129,11 @@ impl<T: GemmElem> Product<'_, T> {
             }
             None => with_scratch(b_len, |panels| run(panels, true)),
         }
+    }
+
+    /// Whether it is made by tiles of matrices, see `amx.rs`.
+    pub(super) fn has_tiles(&self) -> bool {
+        self.runner.for_tiles().is_some() && TypeId::of::<T>() == TypeId::of::<bf16>()
     }
 
     /// The same product, if its elements are bf16.
@@ -244,7 +245,7 @@ impl<T: GemmElem> Product<'_, T> {
 
     /// Whether [`Product::run_thin`] is for this product: few rows, and a B that can be read in place. Tiles read a small B of f32 as fast, unless it
     /// is in panels.
-    fn is_thin(&self) -> bool {
+    pub(super) fn is_thin(&self) -> bool {
         if self.a.rows() > THIN_ROWS {
             return false;
         }
@@ -262,7 +263,7 @@ impl<T: GemmElem> Product<'_, T> {
         is_acc::<T>() && neighbours && self.epilogue.activation.is_none()
     }
 
-    fn problem(&self) -> Problem {
+    pub(super) fn problem(&self) -> Problem {
         let (m, n, k) = (self.a.rows(), self.b.cols(), self.a.cols());
         let b_contiguous = self.b.strides().1 == 1 || n == 1;
         let (a_row, a_step) = self.a.strides();
@@ -289,6 +290,44 @@ pub(super) fn is_acc<T: GemmElem>() -> bool {
 /// Where a matrix begins, if its elements are of the sums' type; else null.
 pub(super) fn wide_start<T: GemmElem>(matrix: &MatRef<'_, T>) -> *const T::Acc {
     T::as_wide(matrix.data()).map_or(std::ptr::null(), <[T::Acc]>::as_ptr)
+}
+
+/// Carries out products of one A whose columns together have this plan, which is [by panel](BlockingPlan::by_panel): A is packed once.
+///
+/// # Safety
+///
+/// [`Product::run`]'s, for each.
+pub(super) unsafe fn run_by_panel<T: GemmElem>(
+    products: &[&Product<'_, T>],
+    plan: &BlockingPlan,
+    pool: Option<&Pool>,
+) {
+    let Problem { m, n, k, .. } = plan.problem;
+    let pool = pool.filter(|_| is_parallel(m, n, k));
+    let threads = pool.map_or(1, Pool::threads);
+    // One thread, too, takes more than one block of columns.
+    let shares = plan.shares_packed_a(2);
+    let ranges = if shares && threads > 1 { RANGES * threads } else { threads };
+    let plans: Vec<_> = products.iter().map(|product| plan.of_columns(product.b.cols())).collect();
+    with_scratch(if shares { plan.a_places(m, k) } else { 0 }, |packed_a| {
+        let macro_kernel = |nth: usize, cols, packed_a| MacroKernel {
+            product: products[nth],
+            plan: &plans[nth],
+            chunks: ChunkQueue::new(&plans[nth], cols, 1, false),
+            packed_a,
+            packed_b: &[],
+        };
+        macro_kernel(0, 0..1, &[]).pack_a_together(pool, packed_a);
+        let mut macro_kernels = Vec::new();
+        for (nth, of_one) in plans.iter().enumerate() {
+            let ranges = (of_one.col_panels * ranges / plan.col_panels).clamp(1, of_one.col_panels);
+            for range in 0..ranges {
+                macro_kernels.push(macro_kernel(nth, even_piece(of_one.col_panels, ranges, range), packed_a));
+            }
+        }
+        // SAFETY: the caller's; macro-kernels have different columns, hence different elements of C.
+        in_turns(pool, macro_kernels.len(), |piece| unsafe { macro_kernels[piece].run() });
+    });
 }
 
 /// Multiplications from which a single product keeps all threads busy by itself.

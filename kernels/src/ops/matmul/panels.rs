@@ -2,21 +2,24 @@
 
 use std::sync::Mutex;
 
-use phalanx_tensor::{DType, Device, Dims, Element, Error, Result, Tensor, unpoisoned};
+use phalanx_tensor::{DType, Device, Dims, Element, Error, Read, Result, Tensor, Write, unpoisoned};
 
 use super::super::in_place::copy_;
 use crate::gemm::{
-    Batch, Epilogue, GemmElem, MatMut, MatRef, Write, gemm_batched, is_parallel, place_in_group, shares,
+    Batch, Epilogue, GemmElem, MatMut, MatRef, gemm_batched, gemm_each, is_parallel, place_in_group, shares,
     tile_shape,
 };
 use crate::real::for_real;
 use crate::simd::Runner;
-use crate::{check, flops};
+use crate::{check, flops, gemm};
 
 /// What [`WeightPanels::linear`] is called in errors.
 const OP: &str = "linear";
 /// A product of its own.
 const ONE: Batch = Batch { count: 1, a: 0, b: 0, c: 0 };
+
+/// A weight, its elements, those of its bias with where it begins, and those of the result.
+type Opened<'a, T> = (&'a WeightPanels, Read<'a, T>, Option<(Read<'a, T>, usize)>, Write<'a, T>);
 
 /// A weight `[out, in]` that lies as the products of a CPU read it: the rows of the weight in panels of as many as a tile has columns, and in each
 /// panel those of an input side by side, `[panels, in, rows of a panel, 1]`. Of bf16 each row has two inputs together, as the CPU multiplies or
@@ -106,29 +109,26 @@ impl WeightPanels {
     /// # Errors
     /// If the shapes do not fit, or dtypes or devices differ.
     pub fn linear(&self, x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        let mut out = self.output(x, bias)?;
-        self.multiply_into(x, bias, &mut out)?;
-        Ok(out)
+        Ok(Self::linear_each(x, &[(self, bias)])?.remove(0))
     }
 
-    /// [`WeightPanels::linear`] by several weights, each with its bias. If `x` is one row, threads share them all, and wait for each other once.
+    /// [`WeightPanels::linear`] by several weights, each with its bias. Threads share them all, and wait for each other once; of many rows `x` is packed
+    /// once.
     ///
     /// # Errors
     /// As [`WeightPanels::linear`].
     pub fn linear_each(x: &Tensor, maps: &[(&WeightPanels, Option<&Tensor>)]) -> Result<Vec<Tensor>> {
         let outs = maps.iter().map(|(panels, bias)| panels.output(x, *bias));
         let mut outs: Vec<Tensor> = outs.collect::<Result<_>>()?;
-        let (rows, inputs) = (maps.iter().map(|(panels, _)| panels.shape[0]).sum(), x.numel());
-        let is_row = x.shape().last() == Some(&inputs);
-        if maps.len() > 1 && is_row && is_parallel(1, rows, inputs) {
-            let biases = maps.iter().map(|(_, bias)| bias.map(Tensor::contiguous).transpose());
-            let biases: Vec<Option<Tensor>> = biases.collect::<Result<_>>()?;
-            let maps: Vec<_> = maps.iter().map(|(panels, _)| *panels).zip(&biases).collect();
+        let biases = maps.iter().map(|(_, bias)| bias.map(Tensor::contiguous).transpose());
+        let biases: Vec<Option<Tensor>> = biases.collect::<Result<_>>()?;
+        let maps: Vec<_> = maps.iter().map(|(panels, _)| *panels).zip(&biases).collect();
+        let rows: usize = maps.iter().map(|(panels, _)| panels.shape[0]).sum();
+        let is_row = maps.len() > 1 && x.shape().last() == Some(&x.numel());
+        if is_row && is_parallel(1, rows, x.numel()) {
             for_real!(OP, x.dtype(), T => Self::multiply_row::<T>(x, &maps, &mut outs))?;
-            return Ok(outs);
-        }
-        for ((panels, bias), out) in maps.iter().zip(&mut outs) {
-            panels.multiply_into(x, *bias, out)?;
+        } else if outs.iter().any(|out| out.numel() > 0) {
+            for_real!(OP, x.dtype(), T => Self::multiply::<T>(x, &maps, &mut outs))?;
         }
         Ok(outs)
     }
@@ -152,12 +152,16 @@ impl WeightPanels {
         Ok(out)
     }
 
-    fn multiply_into(&self, x: &Tensor, bias: Option<&Tensor>, out: &mut Tensor) -> Result<()> {
-        if out.numel() == 0 {
-            return Ok(());
-        }
-        let bias = bias.map(Tensor::contiguous).transpose()?;
-        for_real!(OP, x.dtype(), T => self.multiply::<T>(x, bias.as_ref(), out))
+    /// Opens weights, biases (with where each begins) and results.
+    fn open<'a, T: Element>(
+        maps: &[(&'a WeightPanels, &'a Option<Tensor>)],
+        outs: &'a mut [Tensor],
+    ) -> Result<Vec<Opened<'a, T>>> {
+        let open = |((weight, bias), out): (&(&'a WeightPanels, &'a Option<Tensor>), &'a mut Tensor)| {
+            let bias = bias.as_ref().map(|bias| Ok((bias.read::<T>(OP)?, bias.offset()))).transpose()?;
+            Ok((*weight, weight.panels.read::<T>(OP)?, bias, out.write::<T>(OP)?))
+        };
+        maps.iter().zip(outs).map(open).collect()
     }
 
     /// One row by several weights, whose biases are contiguous: pieces of their panels, of which each thread takes the next one.
@@ -169,14 +173,7 @@ impl WeightPanels {
         let (inputs, pool) = (x.numel(), x.device().pool()?);
         let x = x.reshape(&[1, inputs as isize])?;
         let x_data = x.read::<T>(OP)?;
-        let mut held = Vec::with_capacity(maps.len());
-        for ((weight, bias), out) in maps.iter().zip(outs) {
-            let bias = match bias {
-                Some(bias) => Some((bias.read::<T>(OP)?, bias.offset())),
-                None => None,
-            };
-            held.push((weight, weight.panels.read::<T>(OP)?, bias, out.write::<T>(OP)?));
-        }
+        let mut held = Self::open::<T>(maps, outs)?;
         let sizes = maps[0].0.panels.shape();
         let (width, len) = (sizes[2], sizes[1] * sizes[2] * sizes[3]);
         let all = maps.iter().map(|(weight, _)| weight.panels.shape()[0]).sum();
@@ -204,34 +201,31 @@ impl WeightPanels {
         pool.for_each(pieces.len(), |piece| {
             let (b, bias, out) = &mut *unpoisoned(pieces[piece].lock());
             let (a, c) = (super::mat(&x_data, &x, 0, 0), MatMut::row_major(out, 1, b.cols()));
-            gemm_batched(None, ONE, a, *b, c, Write::Store, Epilogue { bias: *bias, activation: None });
+            gemm_batched(None, ONE, a, *b, c, gemm::Write::Store, Epilogue { bias: *bias, activation: None });
         });
         Ok(())
     }
 
+    /// Rows by weights, whose biases are contiguous.
     fn multiply<T: GemmElem + Element>(
-        &self,
         x: &Tensor,
-        bias: Option<&Tensor>,
-        out: &mut Tensor,
+        maps: &[(&WeightPanels, &Option<Tensor>)],
+        outs: &mut [Tensor],
     ) -> Result<()> {
-        let [rows, inputs] = self.shape();
-        let (m, width) = (out.numel() / rows, self.panels.shape()[2]);
-        let x = x.reshape(&[m as isize, inputs as isize])?;
-        let pool = if is_parallel(m, rows, inputs) { Some(out.device().pool()?) } else { None };
-        let (x_data, w_data) = (x.read::<T>(OP)?, self.panels.read::<T>(OP)?);
-        let bias = bias.map(|bias| Ok((bias.read::<T>(OP)?, bias.offset()))).transpose()?;
-        let bias = bias.as_ref().map(|(values, offset)| &values[*offset..][..rows]);
-        let mut c = out.write::<T>(OP)?;
-        gemm_batched(
-            pool.as_deref(),
-            ONE,
-            super::mat(&x_data, &x, 0, 0),
-            MatRef::in_panels(&w_data[self.panels.offset()..], inputs, rows, width),
-            MatMut::row_major(&mut c, m, rows),
-            Write::Store,
-            Epilogue { bias, activation: None },
-        );
+        let inputs = maps[0].0.shape[1];
+        let x = x.reshape(&[(x.numel() / inputs) as isize, inputs as isize])?;
+        let rows = maps.iter().map(|(weight, _)| weight.shape[0]).sum();
+        let pool = if is_parallel(x.shape()[0], rows, inputs) { Some(x.device().pool()?) } else { None };
+        let x_data = x.read::<T>(OP)?;
+        let mut held = Self::open::<T>(maps, outs)?;
+        let mut items = Vec::with_capacity(maps.len());
+        for (weight, data, bias, out) in &mut held {
+            let (rows, width) = (weight.shape[0], weight.panels.shape()[2]);
+            let b = MatRef::in_panels(&data[weight.panels.offset()..], inputs, rows, width);
+            let bias = bias.as_ref().map(|(values, offset)| &values[*offset..][..rows]);
+            items.push((b, MatMut::row_major(out, x.shape()[0], rows), bias));
+        }
+        gemm_each(pool.as_deref(), super::mat(&x_data, &x, 0, 0), &mut items);
         Ok(())
     }
 

@@ -269,7 +269,7 @@ fn several_weights_in_panels_have_the_bits_of_each() {
             // A bias that is a part of another tensor, and none.
             let biases = [Some(of(&[2, 257]).select(0, 1).unwrap()), None, Some(of(&[70])), None];
             let maps: Vec<_> = weights.iter().zip(biases.iter().map(Option::as_ref)).collect();
-            for shape in [&[k][..], &[1, 1, k], &[3, k], &[0, k]] {
+            for shape in [&[k][..], &[1, 1, k], &[3, k], &[0, k], &[71, k], &[2, 36, k]] {
                 let x = of(shape);
                 let made = WeightPanels::linear_each(&x, &maps).unwrap();
                 for ((weight, bias), made) in maps.iter().zip(made) {
