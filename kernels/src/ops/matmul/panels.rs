@@ -112,8 +112,8 @@ impl WeightPanels {
         Ok(Self::linear_each(x, &[(self, bias)])?.remove(0))
     }
 
-    /// [`WeightPanels::linear`] by several weights, each with its bias. Threads share them all, and wait for each other once; of many rows `x` is packed
-    /// once.
+    /// [`WeightPanels::linear`] by several weights, each with its bias. If `x` is one row, or many that have to be packed, threads share all weights, wait
+    /// for each other once, and pack `x` once.
     ///
     /// # Errors
     /// As [`WeightPanels::linear`].
