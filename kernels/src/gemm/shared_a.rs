@@ -36,7 +36,7 @@ pub(super) fn run_each<T: GemmElem>(
     }
     // SAFETY: the bounds that each C was made with; all are borrowed for us alone.
     unsafe {
-        match plan_of_all(&products).filter(|_| products.len() > 1) {
+        match plan_of_all(&products) {
             Some(plan) => run_by_panel(&products.iter().collect::<Vec<_>>(), &plan, pool),
             None => products.iter().for_each(|product| product.run(pool, None)),
         }
@@ -46,7 +46,7 @@ pub(super) fn run_each<T: GemmElem>(
 /// The plan of products of one A, as if their columns were one product's; `None` if A is not to be packed once for all of them.
 fn plan_of_all<T: GemmElem>(products: &[Product<'_, T>]) -> Option<BlockingPlan> {
     let first = &products[0];
-    if first.is_thin() || first.has_tiles() {
+    if products.len() == 1 || first.is_thin() || first.has_tiles() {
         return None;
     }
     let n = products.iter().map(|product| product.b.cols()).sum();
