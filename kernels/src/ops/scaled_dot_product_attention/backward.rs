@@ -12,7 +12,7 @@ use super::forward::PIECES;
 use super::operand::{
     HeadLayout, Heads, Mask, Rows, empty_as, empty_joined, padded_queries, store, with_slices,
 };
-use super::tile::{self, Differentiate, KEYS_BACKWARD, QUERIES, ROOM, ScoreChanges, Stats};
+use super::tile::{self, Differentiate, KEYS_BACKWARD, QUERIES, ScoreChanges, Stats};
 use super::{Attention, JoinedHeads, Problem, cuda};
 use crate::block_reader::elements;
 use crate::check;
@@ -169,8 +169,6 @@ struct BackwardBuffers<'a, T> {
     slopes: &'a mut [T],
     bias: &'a mut [T],
     kept: &'a mut [T],
-    /// Zeros at first; [`tile::Tile::products`] puts the scores of few queries here.
-    room: &'a mut [T],
 }
 
 /// Scratch memory for a block of queries: the queries and the output's gradient as rows and transposed, the output as rows.
@@ -243,19 +241,18 @@ impl<T: Real> BackwardPass<'_, T> {
         let tile = |wanted: bool| if wanted { KEYS_BACKWARD * QUERIES } else { 0 };
         // The second half is for the rows that a mask's tile is transposed from.
         let bias = 2 * tile(!matches!(self.mask, Mask::None));
-        let tiles = [tile(true), tile(true), bias, tile(self.keep.is_some()), ROOM];
+        let tiles = [tile(true), tile(true), bias, tile(self.keep.is_some())];
         with_slices(whole, |[keys, values, dk, dv]| {
             let keys = self.inputs[1].rows(part.key_head, 0, [p.keys; 2], keys);
             let values = self.inputs[2].rows(part.key_head, 0, [p.keys; 2], values);
             dk.fill(T::Wide::ZERO);
             dv.fill(T::Wide::ZERO);
             with_slices(block, |[dq, rows, columns, dy_rows, dy_columns, out_rows]| {
-                with_slices(tiles, |[scores, slopes, bias, kept, room]| {
-                    room.fill(T::Wide::ZERO);
+                with_slices(tiles, |[scores, slopes, bias, kept]| {
                     let (dk, dv) = (&mut *dk, &mut *dv);
                     let queries = QueryBuffers { dq, rows, columns, dy_rows, dy_columns, out_rows };
                     let mut scratch =
-                        BackwardBuffers { keys, values, dk, dv, queries, scores, slopes, bias, kept, room };
+                        BackwardBuffers { keys, values, dk, dv, queries, scores, slopes, bias, kept };
                     for member in 0..p.group {
                         let mut first = 0;
                         while first < p.queries {
@@ -304,8 +301,8 @@ impl<T: Real> BackwardPass<'_, T> {
         dq.fill(T::Wide::ZERO);
         for tile in p.tiles::<T::Wide>(head, [first, count], seen, KEYS_BACKWARD) {
             let (keys, values) = (s.keys.from(tile.key), s.values.from(tile.key));
-            tile.products(keys, (q.columns, p.depth), s.room, s.scores);
-            tile.products(values, (q.dy_columns, p.value_depth), s.room, s.slopes);
+            tile.products(keys, (q.columns, p.depth), s.scores);
+            tile.products(values, (q.dy_columns, p.value_depth), s.slopes);
             dispatch(Differentiate {
                 tile,
                 changes: ScoreChanges {

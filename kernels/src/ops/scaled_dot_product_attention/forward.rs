@@ -6,7 +6,7 @@ use phalanx_tensor::{Result, Tensor};
 use super::Problem;
 use super::dropout::Keep;
 use super::operand::{HeadLayout, Heads, Mask, Rows, padded_queries, store, with_slices};
-use super::tile::{self, Exponentials, KEYS, QUERIES, ROOM, ScoreChanges, Tile};
+use super::tile::{self, Exponentials, KEYS, QUERIES, ScoreChanges, Tile};
 use crate::gemm::SubMatMut;
 use crate::real::Real;
 use crate::simd::{Float, dispatch};
@@ -76,17 +76,15 @@ impl<T: Real> QueryPart<'_, T> {
             tile(true),
             2 * tile(!matches!(mask, Mask::None)), // the second half is for the rows that a mask's tile is transposed from
             tile(keep.is_some()),
-            ROOM,
         ];
-        with_slices(lens, |[keys, values, rows, columns, out, scores, bias, kept, room]| {
-            room.fill(T::Wide::ZERO);
+        with_slices(lens, |[keys, values, rows, columns, out, scores, bias, kept]| {
             let key_head = self.head / problem.group;
             let head_rows = |heads, room| match by_tiles {
                 true => HeadRows::ByTiles { heads, head: key_head, room },
                 false => HeadRows::Whole(Heads::rows(heads, key_head, 0, [seen; 2], room)),
             };
             let (keys, values) = (head_rows(&inputs[1], keys), head_rows(&inputs[2], values));
-            let mut scratch = ForwardBuffers { keys, values, rows, columns, out, scores, bias, kept, room };
+            let mut scratch = ForwardBuffers { keys, values, rows, columns, out, scores, bias, kept };
             let mut at = 0;
             while at < self.out.rows() {
                 at += self.block(problem, &inputs[0], (mask, keep), at, &mut scratch);
@@ -113,9 +111,11 @@ impl<T: Real> QueryPart<'_, T> {
         let (mut max, mut sum) = ([-T::Wide::INFINITY; QUERIES], [T::Wide::ZERO; QUERIES]);
         let mut factors = [T::Wide::ONE; QUERIES];
         out.fill(T::Wide::ZERO);
+        let by_rows = count <= tile::few_queries::<T::Wide>() && !problem.causal && keep.is_none();
         for tile in problem.tiles::<T::Wide>(self.head, [first, count], seen, KEYS) {
-            tile.products(s.keys.of(&tile), (s.columns, problem.depth), s.room, s.scores);
-            dispatch(Exponentials {
+            let tile = Tile { by_rows, ..tile };
+            tile.products(s.keys.of(&tile), (s.columns, problem.depth), s.scores);
+            Exponentials {
                 tile,
                 changes: ScoreChanges {
                     bias: mask.tile(&tile, s.bias),
@@ -125,7 +125,8 @@ impl<T: Real> QueryPart<'_, T> {
                 max: &mut max,
                 sum: &mut sum,
                 shrink: &mut factors,
-            });
+            }
+            .compute();
             if tile.key > seen {
                 tile::scale_rows(out, value_row, &factors);
             }
@@ -169,6 +170,4 @@ struct ForwardBuffers<'a, T: Real> {
     scores: &'a mut [T::Wide],
     bias: &'a mut [T::Wide],
     kept: &'a mut [T::Wide],
-    /// Zeros at first; [`tile::Tile::products`] puts the scores of few queries here.
-    room: &'a mut [T::Wide],
 }

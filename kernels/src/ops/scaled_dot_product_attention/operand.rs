@@ -296,25 +296,25 @@ impl<'a, T: Real> Mask<'a, T> {
         }
     }
 
-    /// The numbers to add to a tile's scores, [keys, width], written to the first half of `to`; `None` without a mask.
+    /// The numbers to add to a tile's scores, as these lie, written to the first half of `to`; `None` without a mask.
     pub(super) fn tile<'b>(&self, tile: &Tile, to: &'b mut [T::Wide]) -> Option<&'b [T::Wide]> {
         let (to, rows) = to.split_at_mut(to.len() / 2);
         match self {
             Mask::None => return None,
-            Mask::Bool(mask) => mask.transposed(tile, to, rows, |seen, to| {
+            Mask::Bool(mask) => mask.laid_out(tile, to, rows, |seen, to| {
                 let hidden = |&seen: &u8| if seen == 0 { -T::Wide::INFINITY } else { T::Wide::ZERO };
                 to.iter_mut().zip(seen).for_each(|(to, seen)| *to = hidden(seen));
             }),
-            Mask::Float(mask) => mask.transposed(tile, to, rows, T::widen_all),
+            Mask::Float(mask) => mask.laid_out(tile, to, rows, T::widen_all),
             Mask::First(first) => return first.tile(tile, to),
         }
-        Some(&to[..tile.keys * tile.width])
+        Some(to)
     }
 }
 
 impl<T: Element> Heads<'_, T> {
-    /// Sets `to`, [keys, width], to a tile's elements [queries, keys], converted into `rows` and transposed.
-    fn transposed<U: Float>(
+    /// Sets `to` to a tile's elements [queries, keys], converted, as its scores lie: as they are, or by way of `rows` transposed.
+    fn laid_out<U: Float>(
         &self,
         tile: &Tile,
         to: &mut [U],
@@ -331,12 +331,20 @@ impl<T: Element> Heads<'_, T> {
                 }
             }
         };
-        if self.row_stride == 0 {
+        if self.row_stride == 0 && !tile.by_rows {
             row(0, &mut rows[..tile.keys]);
             to.chunks_exact_mut(tile.width).zip(&*rows).take(tile.keys).for_each(|(to, &x)| to.fill(x));
             return;
         }
         let stride = padded::<U>(tile.keys);
+        if tile.by_rows {
+            for (q, to) in to.chunks_exact_mut(stride).take(tile.queries).enumerate() {
+                let (to, rest) = to.split_at_mut(tile.keys);
+                row(q, to);
+                rest.fill(U::ZERO);
+            }
+            return;
+        }
         let (filled, rest) = rows[..tile.width * stride].split_at_mut(tile.queries * stride);
         filled.chunks_exact_mut(stride).enumerate().for_each(|(q, to)| row(q, &mut to[..tile.keys]));
         rest.fill(U::ZERO);

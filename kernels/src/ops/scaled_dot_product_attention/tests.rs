@@ -153,17 +153,25 @@ fn a_query_has_the_same_bits_among_few_and_many() {
         for (s, d) in [(1, 5), (33, 16), (129, 40), (300, 7)] {
             let [q, k, v, mask] =
                 [[70, d], [s, d], [s, 9], [70, s]].map(|shape| make(&shape, dtype, &floats(-1.0, 1.3)));
-            let run = |count: usize, mask: &Tensor| {
+            let attend = |count: usize, mask: Option<&Tensor>| {
                 let q = q.narrow(0, 0, count).unwrap();
-                let mask = mask.narrow(0, 0, count).unwrap();
-                let made = scaled_dot_product_attention(&q, &k, &v, Some(&mask), &Attention::default());
-                values(&made.unwrap().0)
+                let mask = mask.map(|mask| mask.narrow(0, 0, count).unwrap());
+                let made = scaled_dot_product_attention(&q, &k, &v, mask.as_ref(), &Attention::default());
+                let (y, stats) = made.unwrap();
+                [values(&y), values(&stats)]
             };
+            let run = |count: usize, mask: &Tensor| attend(count, Some(mask));
+            let first = |[y, stats]: &[Vec<f64>; 2], n: usize| [y[..n * 9].to_vec(), stats[..n * 2].to_vec()];
             // A mask of rows, of columns, and one of a single row for all.
             let columns = mask.transpose(0, 1).unwrap().contiguous().unwrap().transpose(0, 1).unwrap();
             let all = run(70, &mask);
             assert_eq!(run(70, &columns), all);
-            (1..=6).for_each(|count| assert_eq!(run(count, &columns), all[..count * 9], "{dtype} {count}"));
+            let bare = attend(70, None);
+            // Scores of few queries lie as rows, of at most half a vector of them, and those of more as columns.
+            for count in 1..=10 {
+                assert_eq!(run(count, &columns), first(&all, count), "{dtype} {count}");
+                assert_eq!(attend(count, None), first(&bare, count), "{dtype} {count}");
+            }
             let one = mask.narrow(0, 0, 1).unwrap().broadcast_to(&[70, s]).unwrap();
             assert_eq!(run(70, &one), run(70, &one.contiguous().unwrap()));
         }

@@ -5,13 +5,18 @@
 //!             +--------------------------+              the softmax of a query runs down a column, so a vector of queries needs no
 //!    keys k   |  score[k * width + q]    |              sums across lanes
 //!             +--------------------------+              `sum_keys` reads the tile as A', `sum_queries` as A, both without packing
+//!
+//!               keys k (a lane each)                  few queries, as in decoding, would leave most lanes empty: their scores
+//!  queries q  +--------------------------+              are stored as rows, [queries, keys] (`by_rows`)
+//!             |  score[q * stride + k]   |
+//!             +--------------------------+
 //! ```
 //!
 //! `forward.rs` and `backward.rs` call these; the products are [`gemm_small`] and [`gemm_few`].
 
 use super::Problem;
 use super::operand::{Rows, padded, padded_queries};
-use crate::gemm::{MatMut, MatRef, gemm_few, gemm_small};
+use crate::gemm::{MatMut, MatRef, gemm_few, gemm_small, tile_shape};
 use crate::rows::lanes;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch};
 
@@ -22,10 +27,13 @@ pub(super) const KEYS: usize = 128;
 /// Keys a block has at most in the backward pass, where two tiles share the caches with eight matrices.
 pub(super) const KEYS_BACKWARD: usize = 64;
 
-/// With at most so many queries, the scores are computed as rows of keys and transposed.
-const FEW_QUERIES: usize = 4;
-/// Elements of the scratch memory for that.
-pub(super) const ROOM: usize = LANES_MAX * KEYS;
+/// The most queries whose scores lie as rows, on any CPU.
+const FEW_QUERIES_MAX: usize = LANES_MAX / 2;
+
+/// The most queries whose scores lie as rows on this CPU. More of them are faster in lanes, though not all of these are used.
+pub(super) fn few_queries<T: Float>() -> usize {
+    (tile_shape::<T>().lanes / 2).max(4)
+}
 
 /// The position and the size of a tile.
 #[derive(Clone, Copy)]
@@ -40,9 +48,16 @@ pub(super) struct Tile {
     pub(super) keys: usize,
     /// Whether a query sees only the keys up to its own number.
     pub(super) causal: bool,
+    /// Whether scores lie as rows, [queries, keys], each padded to whole vectors: of at most [`few_queries`], without causal mask and dropout.
+    pub(super) by_rows: bool,
 }
 
 impl Tile {
+    /// From a query's score to the next query's, and from a key's to the next key's.
+    pub(super) fn strides<T: Float>(&self) -> [usize; 2] {
+        if self.by_rows { [padded::<T>(self.keys), 1] } else { [1, self.width] }
+    }
+
     /// How many of the keys query number `q` of the block sees.
     fn seen(&self, q: usize) -> usize {
         if self.causal { (self.query + q + 1).saturating_sub(self.key).min(self.keys) } else { self.keys }
@@ -58,22 +73,18 @@ impl Tile {
         (self.key + k) as f64 - (self.query + q) as f64
     }
 
-    /// Sets `to` to the inner products of keys [keys, depth] and queries [depth, width]; to 0 where a micro-kernel's whole tile is
-    /// hidden. For few queries they are computed as rows in `room`, so that vectors hold keys, and transposed.
+    /// Sets `to` to the inner products of keys [keys, depth] and queries [depth, width]; to 0 where a micro-kernel's whole tile is hidden.
     pub(super) fn products<T: Float>(
         &self,
         keys: Rows<'_, T>,
         (queries, depth): (&[T], usize),
-        room: &mut [T],
         to: &mut [T],
     ) {
-        if self.queries <= FEW_QUERIES {
-            let stride = padded::<T>(self.keys);
+        if self.by_rows {
             let queries = MatRef::new(queries, self.queries, depth, 1, self.width);
-            let keys = keys.matrix(self.keys, depth).transposed();
-            gemm_few(queries, keys, MatMut::new(room, self.queries, self.keys, stride, 1));
-            let rows = Rows { elements: room, stride, width: stride };
-            return dispatch(Transpose { rows, factor: T::ONE, to, width: self.width });
+            let [row, _] = self.strides::<T>();
+            let to = MatMut::new(to, self.queries, self.keys, row, 1);
+            return gemm_few(queries, keys.matrix(self.keys, depth).transposed(), to);
         }
         gemm_small(
             keys.matrix(self.keys, depth),
@@ -86,8 +97,9 @@ impl Tile {
 
     /// `to[q] += Σ_k tile[k, q] from[k]` for rows of keys and queries.
     pub(super) fn sum_keys<T: Float>(&self, tile: &[T], from: Rows<'_, T>, to: &mut [T]) {
+        let [query, key] = self.strides::<T>();
         gemm_small(
-            MatRef::new(tile, self.queries, self.keys, 1, self.width),
+            MatRef::new(tile, self.queries, self.keys, query, key),
             from.matrix(self.keys, from.width),
             MatMut::new(to, self.queries, from.width, from.width, 1),
             true,
@@ -107,7 +119,7 @@ impl Tile {
     }
 }
 
-/// Mask and dropout of a tile, both of its shape [keys, width].
+/// Mask and dropout of a tile, which lie as its scores do.
 #[derive(Clone, Copy)]
 pub(super) struct ScoreChanges<'a, T> {
     /// The mask, which is added to the scores; negative infinity hides.
@@ -127,6 +139,82 @@ pub(super) struct Exponentials<'a, T> {
     pub(super) sum: &'a mut [T],
     /// The factor that makes earlier sums of exponentials relative to the new largest score.
     pub(super) shrink: &'a mut [T],
+}
+
+impl<T: Float> Exponentials<'_, T> {
+    pub(super) fn compute(mut self) {
+        if self.tile.by_rows { self.of_rows() } else { dispatch(self) }
+    }
+
+    /// Scores that lie as rows. Sums of exponentials are a product with ones, which adds them in the order of the keys as lanes of queries do.
+    fn of_rows(&mut self) {
+        let (tile, lanes, mut terms) =
+            (self.tile, tile_shape::<T>().lanes, [T::ZERO; FEW_QUERIES_MAX * LANES_MAX]);
+        dispatch(RowExponentials(self));
+        let [row, _] = tile.strides::<T>();
+        gemm_small(
+            MatRef::new(self.scores, tile.queries, tile.keys, row, 1),
+            MatRef::new(&[T::ONE; LANES_MAX], tile.keys, lanes, 0, 1),
+            MatMut::new(&mut terms, tile.queries, lanes, lanes, 1),
+            false,
+            |_, _| 0..tile.keys,
+        );
+        for q in 0..tile.queries {
+            terms[q] = terms[q * lanes];
+        }
+        dispatch(Accumulate { sum: &mut self.sum[..tile.queries], factor: self.shrink, terms: &terms });
+    }
+}
+
+/// `sum = sum * factor + terms`.
+struct Accumulate<'a, T> {
+    sum: &'a mut [T],
+    factor: &'a [T],
+    terms: &'a [T],
+}
+
+impl<T: Float> Kernel for Accumulate<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        lanes::update(self.sum, [self.factor, self.terms], |sum: T::Vec<S>, [factor, terms]| {
+            sum.mul_add(factor, terms)
+        });
+    }
+}
+
+/// The exponentials of scores that lie as rows.
+struct RowExponentials<'e, 'a, T>(&'e mut Exponentials<'a, T>);
+
+impl<T: Float> Kernel for RowExponentials<'_, '_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        let Exponentials { tile, changes, scores, max, shrink, .. } = self.0;
+        let [row, _] = tile.strides::<T>();
+        for q in 0..tile.queries {
+            let scores = &mut scores[q * row..][..row];
+            scores[tile.keys..].fill(-T::INFINITY);
+            let old = T::Vec::<S>::splat(max[q]);
+            let mut largest = old;
+            for at in (0..row).step_by(T::Vec::<S>::LANES) {
+                let mut score = T::Vec::<S>::load(&scores[at..]);
+                if let Some(bias) = changes.bias {
+                    score = score + T::Vec::<S>::load(&bias[q * row + at..]);
+                    score.store(&mut scores[at..]);
+                }
+                largest = score.max(largest);
+            }
+            max[q] = largest.reduce_max();
+            let base = T::Vec::<S>::splat(if max[q] == -T::INFINITY { T::ZERO } else { max[q] });
+            for at in (0..row).step_by(T::Vec::<S>::LANES) {
+                exp_below(T::Vec::<S>::load(&scores[at..]), base).store(&mut scores[at..]);
+            }
+            shrink[q] = exp_below(old, base).reduce_max();
+        }
+    }
 }
 
 impl<T: Float> Kernel for Exponentials<'_, T> {
@@ -365,6 +453,7 @@ impl Problem {
             key,
             keys: keys.min(end - key),
             causal,
+            by_rows: false,
         })
     }
 }
