@@ -391,8 +391,7 @@ pub(crate) trait Float:
     fn from_f64(x: f64) -> Self;
     /// The value as f64, exactly.
     fn to_f64(self) -> f64;
-    /// `self * b + c`, rounded once.
-    #[cfg(test)]
+    /// `self * b + c`, rounded once. A call of the C library: for few numbers.
     fn mul_add(self, b: Self, c: Self) -> Self;
     /// Whether this is a NaN.
     fn is_nan(self) -> bool;
@@ -431,7 +430,6 @@ macro_rules! float {
                 f64::from(self)
             }
 
-            #[cfg(test)]
             fn mul_add(self, b: Self, c: Self) -> Self {
                 $elem::mul_add(self, b, c)
             }

@@ -141,87 +141,17 @@ pub(super) struct Exponentials<'a, T> {
     pub(super) shrink: &'a mut [T],
 }
 
-impl<T: Float> Exponentials<'_, T> {
-    pub(super) fn compute(mut self) {
-        if self.tile.by_rows { self.of_rows() } else { dispatch(self) }
-    }
-
-    /// Scores that lie as rows. Sums of exponentials are a product with ones, which adds them in the order of the keys as lanes of queries do.
-    fn of_rows(&mut self) {
-        let (tile, lanes, mut terms) =
-            (self.tile, tile_shape::<T>().lanes, [T::ZERO; FEW_QUERIES_MAX * LANES_MAX]);
-        dispatch(RowExponentials(self));
-        let [row, _] = tile.strides::<T>();
-        gemm_small(
-            MatRef::new(self.scores, tile.queries, tile.keys, row, 1),
-            MatRef::new(&[T::ONE; LANES_MAX], tile.keys, lanes, 0, 1),
-            MatMut::new(&mut terms, tile.queries, lanes, lanes, 1),
-            false,
-            |_, _| 0..tile.keys,
-        );
-        for q in 0..tile.queries {
-            terms[q] = terms[q * lanes];
-        }
-        dispatch(Accumulate { sum: &mut self.sum[..tile.queries], factor: self.shrink, terms: &terms });
-    }
-}
-
-/// `sum = sum * factor + terms`.
-struct Accumulate<'a, T> {
-    sum: &'a mut [T],
-    factor: &'a [T],
-    terms: &'a [T],
-}
-
-impl<T: Float> Kernel for Accumulate<'_, T> {
+impl<T: Float> Kernel for &mut Exponentials<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Isa>(self) {
-        lanes::update(self.sum, [self.factor, self.terms], |sum: T::Vec<S>, [factor, terms]| {
-            sum.mul_add(factor, terms)
-        });
-    }
-}
-
-/// The exponentials of scores that lie as rows.
-struct RowExponentials<'e, 'a, T>(&'e mut Exponentials<'a, T>);
-
-impl<T: Float> Kernel for RowExponentials<'_, '_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Isa>(self) {
-        let Exponentials { tile, changes, scores, max, shrink, .. } = self.0;
-        let [row, _] = tile.strides::<T>();
-        for q in 0..tile.queries {
-            let scores = &mut scores[q * row..][..row];
-            scores[tile.keys..].fill(-T::INFINITY);
-            let old = T::Vec::<S>::splat(max[q]);
-            let mut largest = old;
-            for at in (0..row).step_by(T::Vec::<S>::LANES) {
-                let mut score = T::Vec::<S>::load(&scores[at..]);
-                if let Some(bias) = changes.bias {
-                    score = score + T::Vec::<S>::load(&bias[q * row + at..]);
-                    score.store(&mut scores[at..]);
-                }
-                largest = score.max(largest);
+        if self.tile.by_rows {
+            for q in 0..self.tile.queries {
+                self.row::<T::Vec<S>>(q);
             }
-            max[q] = largest.reduce_max();
-            let base = T::Vec::<S>::splat(if max[q] == -T::INFINITY { T::ZERO } else { max[q] });
-            for at in (0..row).step_by(T::Vec::<S>::LANES) {
-                exp_below(T::Vec::<S>::load(&scores[at..]), base).store(&mut scores[at..]);
-            }
-            shrink[q] = exp_below(old, base).reduce_max();
+            return;
         }
-    }
-}
-
-impl<T: Float> Kernel for Exponentials<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Isa>(mut self) {
         for lane in (0..self.tile.width).step_by(T::Vec::<S>::LANES) {
             self.lanes::<T::Vec<S>>(lane);
         }
@@ -233,6 +163,54 @@ impl<T: Float> Kernel for Exponentials<'_, T> {
 }
 
 impl<T: Float> Exponentials<'_, T> {
+    pub(super) fn compute(mut self) {
+        dispatch(&mut self);
+        if self.tile.by_rows {
+            self.sum_rows();
+        }
+    }
+
+    /// Adds each row's exponentials to the sums, as a product with ones: in the order of the keys, as a lane of queries does.
+    fn sum_rows(&mut self) {
+        let (tile, lanes) = (self.tile, tile_shape::<T>().lanes);
+        let ([row, _], mut terms) = (tile.strides::<T>(), [T::ZERO; FEW_QUERIES_MAX * LANES_MAX]);
+        gemm_small(
+            MatRef::new(self.scores, tile.queries, tile.keys, row, 1),
+            MatRef::new(&[T::ONE; LANES_MAX], tile.keys, lanes, 0, 1),
+            MatMut::new(&mut terms, tile.queries, lanes, lanes, 1),
+            false,
+            |_, _| 0..tile.keys,
+        );
+        for (q, terms) in terms.chunks_exact(lanes).take(tile.queries).enumerate() {
+            self.sum[q] = self.sum[q].mul_add(self.shrink[q], terms[0]);
+        }
+    }
+
+    /// The row of one query.
+    #[inline(always)]
+    fn row<V: Vector<Elem = T>>(&mut self, q: usize) {
+        let (keys, [row, _]) = (self.tile.keys, self.tile.strides::<T>());
+        let scores = &mut self.scores[q * row..][..row];
+        scores[keys..].fill(-T::INFINITY);
+        let old = V::splat(self.max[q]);
+        let mut largest = old;
+        for at in (0..row).step_by(V::LANES) {
+            let mut score = V::load(&scores[at..]);
+            if let Some(bias) = self.changes.bias {
+                score = score + V::load(&bias[q * row + at..]);
+                score.store(&mut scores[at..]);
+            }
+            largest = score.max(largest);
+        }
+        let new = largest.reduce_max();
+        let base = V::splat(if new == -T::INFINITY { T::ZERO } else { new });
+        for at in (0..row).step_by(V::LANES) {
+            exp_below(V::load(&scores[at..]), base).store(&mut scores[at..]);
+        }
+        self.max[q] = new;
+        self.shrink[q] = exp_below(old, base).reduce_max();
+    }
+
     /// One vector of queries down the tile.
     #[inline(always)]
     fn lanes<V: Vector<Elem = T>>(&mut self, lane: usize) {
