@@ -6,6 +6,9 @@
 //!
 //! `PHALANX_GOLDEN_DEVICE` names the device, `cpu` if absent; with `cuda` on a machine without a GPU,
 //! `PHALANX_CUDA=emulator` runs the kernels on the CPU.
+//!
+//! What is saved of each model is read back by transformers and PEFT where `python3`, or the Python that `PHALANX_PYTHON` names, has them
+//! (`golden/read_back.py`).
 
 #[path = "golden/case.rs"]
 mod case;
@@ -15,6 +18,8 @@ mod encoders;
 mod families;
 #[path = "golden/models.rs"]
 mod models;
+#[path = "golden/read_back.rs"]
+mod read_back;
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -96,6 +101,10 @@ fn run_set(set: &Set, filter: Option<&str>, counts: &mut BTreeMap<String, Counts
 fn run_models(models: &Models, filter: Option<&str>, counts: &mut BTreeMap<String, Counts>) {
     for case in models.cases.iter().filter(|c| filter.is_none_or(|f| c.name.contains(f))) {
         count(&case.name, counts.entry(case.task.clone()).or_default(), || models.run(case));
+    }
+    if let Err(why) = models.read_back() {
+        counts.entry("(read back)".into()).or_default()[1] += 1;
+        println!("  FAILED to read back what was saved: {why}");
     }
 }
 

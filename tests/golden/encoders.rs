@@ -38,14 +38,14 @@ impl Family for ResNetConfig {
 }
 
 /// Runs a folder's case.
-pub fn run<C: Family>(folder: &Path, device: Device) -> Outcome {
+pub fn run<C: Family>(folder: &Path, device: Device, saved: &Path) -> Outcome {
     match C::read(folder) {
-        Ok(_) => check::<C>(folder, device).map_or_else(Outcome::Failed, |()| Outcome::Passed),
+        Ok(_) => check::<C>(folder, device, saved).map_or_else(Outcome::Failed, |()| Outcome::Passed),
         Err(error) => Outcome::Unsupported(error.to_string()),
     }
 }
 
-fn check<C: Family>(folder: &Path, device: Device) -> Result<(), String> {
+fn check<C: Family>(folder: &Path, device: Device, saved: &Path) -> Result<(), String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let io = SafeTensors::open(folder.join("io.safetensors")).map_err(|e| text(&e))?;
     let stored = |name: &str| io.tensor(name, device).map_err(|e| e.to_string());
@@ -58,10 +58,9 @@ fn check<C: Family>(folder: &Path, device: Device) -> Result<(), String> {
     loss.backward().map_err(|e| text(&e))?;
     let grads: Vec<(String, Tensor)> = config.file_tensors(gradients(&model)?).map_err(|e| text(&e))?;
     check_gradients(&io, device, &grads, |name| vec![in_file(name)])?;
-    let saved = std::env::temp_dir().join(format!("phalanx-golden-encoder-{}", std::process::id()));
-    config.save(&model, &saved).map_err(|e| text(&e))?;
-    let same_config = C::read(&saved).map_err(|e| text(&e))? == config;
-    same_folder(folder, &saved, same_config)
+    config.save(&model, saved).map_err(|e| text(&e))?;
+    let same_config = C::read(saved).map_err(|e| text(&e))? == config;
+    same_folder(folder, saved, same_config)
 }
 
 /// What files call a parameter of transformers: ViT's have other names.

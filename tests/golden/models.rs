@@ -17,12 +17,14 @@ use serde::Deserialize;
 use crate::Outcome;
 use crate::case::compare;
 use crate::encoders;
+use crate::read_back::Saved;
 
 /// A set of models.
 pub struct Models {
     folder: std::path::PathBuf,
     device: Device,
     pub cases: Vec<Model>,
+    saved: Saved,
 }
 
 /// A model's folder.
@@ -76,19 +78,23 @@ impl Models {
     pub fn open(folder: &Path, device: Device) -> Option<Models> {
         let text = std::fs::read_to_string(folder.join("index.json")).ok()?;
         let Index { cases } = serde_json::from_str(&text).ok()?;
-        Some(Models { folder: folder.into(), device, cases })
+        Some(Models { folder: folder.into(), device, cases, saved: Saved::new() })
     }
 
     /// Runs a case.
     pub fn run(&self, case: &Model) -> Outcome {
-        let folder = self.folder.join(&case.name);
+        let (folder, saved) = (self.folder.join(&case.name), self.saved.of(&case.name));
         match (case.task.as_str(), case.model_type.as_str()) {
             ("causal-lm", _) => {}
             ("masked-lm" | "text-classification", "bert") => {
-                return encoders::run::<BertConfig>(&folder, self.device);
+                return encoders::run::<BertConfig>(&folder, self.device, &saved);
             }
-            ("image-classification", "vit") => return encoders::run::<VitConfig>(&folder, self.device),
-            ("image-classification", "resnet") => return encoders::run::<ResNetConfig>(&folder, self.device),
+            ("image-classification", "vit") => {
+                return encoders::run::<VitConfig>(&folder, self.device, &saved);
+            }
+            ("image-classification", "resnet") => {
+                return encoders::run::<ResNetConfig>(&folder, self.device, &saved);
+            }
             (task, family) => return Outcome::Unsupported(format!("task {task} of {family}")),
         }
         let config = match read_config(&folder) {
@@ -96,21 +102,38 @@ impl Models {
             Err(error) => return Outcome::Unsupported(error.to_string()),
         };
         let done = match folder.join("adapter").exists() {
-            true => self.check_adapted(case, &folder, &config),
-            false => self.check_plain(case, &folder, &config),
+            true => self.check_adapted(case, &folder, &config, &saved),
+            false => self.check_plain(case, &folder, &config, &saved),
         };
         done.map_or_else(Outcome::Failed, |()| Outcome::Passed)
     }
 
-    fn check_plain(&self, case: &Model, folder: &Path, config: &ModelConfig) -> Result<(), String> {
+    /// Lets transformers read what the cases have saved, if it is there.
+    pub fn read_back(&self) -> Result<(), String> {
+        self.saved.read_back(&self.folder)
+    }
+
+    fn check_plain(
+        &self,
+        case: &Model,
+        folder: &Path,
+        config: &ModelConfig,
+        saved: &Path,
+    ) -> Result<(), String> {
         let model = config.init(&Scope::new(1, DType::F32, self.device)).map_err(|e| e.to_string())?;
         load_weights(&model, config, folder).map_err(|e| e.to_string())?;
         self.check(case, folder, config, &model, |_| Ok(Vec::new()))?;
-        self.way_back(case, folder, &model, config)
+        way_back(folder, &model, config, saved)
     }
 
     /// A model with an adapter, which has gradients alone, is saved, and is merged into the weights without another answer.
-    fn check_adapted(&self, case: &Model, folder: &Path, config: &ModelConfig) -> Result<(), String> {
+    fn check_adapted(
+        &self,
+        case: &Model,
+        folder: &Path,
+        config: &ModelConfig,
+        saved: &Path,
+    ) -> Result<(), String> {
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let read = LoraConfig::read(folder.join("adapter")).map_err(|e| text(&e))?;
         let layers = read.layers().map_err(|e| text(&e))?;
@@ -118,7 +141,7 @@ impl Models {
         let model = config.init_stage(&layers, &scope, whole).map_err(|e| text(&e))?;
         load_weights(&model, config, folder).map_err(|e| text(&e))?;
         load_adapter(&model, config, folder.join("adapter")).map_err(|e| text(&e))?;
-        let saved = std::env::temp_dir().join(format!("phalanx-golden-adapter-{}", std::process::id()));
+        let adapter = saved.join("adapter");
         // As the file would have adapters that have these values.
         self.check(case, folder, config, &model, |grads| {
             let twin = config.init_stage(&layers, &scope, DecoderStage::whole(config.layers()));
@@ -127,25 +150,24 @@ impl Models {
                 let of = twin.parameters().into_iter().find(|parameter| parameter.name() == name);
                 of.map_or(Ok(()), |parameter| parameter.load(grad)).map_err(|e| text(&e))?;
             }
-            save_adapter(&twin, config, &read, &saved).map_err(|e| text(&e))?;
-            let file = SafeTensors::open(saved.join("adapter_model.safetensors")).map_err(|e| text(&e))?;
+            save_adapter(&twin, config, &read, &adapter).map_err(|e| text(&e))?;
+            let file = SafeTensors::open(adapter.join("adapter_model.safetensors")).map_err(|e| text(&e))?;
             let named =
                 |name| Ok((String::from(name), file.tensor(name, self.device).map_err(|e| text(&e))?));
             file.names().map(named).collect()
         })?;
-        save_adapter(&model, config, &read, &saved).map_err(|e| text(&e))?;
-        let again = LoraConfig::read(&saved).map_err(|e| text(&e));
+        save_adapter(&model, config, &read, &adapter).map_err(|e| text(&e))?;
+        let again = LoraConfig::read(&adapter).map_err(|e| text(&e));
         let open = |folder: &Path| {
             let file =
                 SafeTensors::open(folder.join("adapter_model.safetensors")).map_err(|e| e.to_string())?;
             tensors(&[file])
         };
-        let same = same_tensors(&open(&folder.join("adapter"))?, &open(&saved)?);
+        let same = same_tensors(&open(&folder.join("adapter"))?, &open(&adapter)?);
         let of_merged = read.merged_config(config).map_err(|e| text(&e))?;
-        save_tensors(merged(&model, &read).map_err(|e| text(&e))?, &of_merged, &saved)
+        save_tensors(merged(&model, &read).map_err(|e| text(&e))?, &of_merged, saved)
             .map_err(|e| text(&e))?;
-        let (_, merged) = load_model(&saved, &scope).map_err(|e| text(&e))?;
-        let _ = std::fs::remove_dir_all(&saved);
+        let (_, merged) = load_model(saved, &scope).map_err(|e| text(&e))?;
         same?;
         if again? != read {
             return Err("the adapter's settings are not read back".into());
@@ -204,21 +226,6 @@ impl Models {
             }
         }
         Ok(())
-    }
-
-    /// A folder that is saved again has the tensors that were read, under their names, and the settings.
-    fn way_back(
-        &self,
-        case: &Model,
-        folder: &Path,
-        model: &Decoder,
-        config: &ModelConfig,
-    ) -> Result<(), String> {
-        let text = |error: &dyn std::fmt::Display| error.to_string();
-        let saved = std::env::temp_dir().join(format!("phalanx-golden-{}-{}", case.name, std::process::id()));
-        save_model(model, config, &saved).map_err(|e| text(&e))?;
-        let same_config = read_config(&saved).map_err(|e| text(&e))? == *config;
-        same_folder(folder, &saved, same_config)
     }
 
     /// Continues the prompts, with a cache of keys and values or by whole passes.
@@ -298,11 +305,16 @@ pub fn check_gradients(
     Ok(())
 }
 
-/// Refuses a folder `saved` that has not the tensors of another; removes it.
+/// A folder that is saved again has the tensors that were read, under their names, and the settings.
+fn way_back(folder: &Path, model: &Decoder, config: &ModelConfig, saved: &Path) -> Result<(), String> {
+    save_model(model, config, saved).map_err(|e| e.to_string())?;
+    let same_config = read_config(saved).map_err(|e| e.to_string())? == *config;
+    same_folder(folder, saved, same_config)
+}
+
+/// Refuses a folder `saved` that has not the tensors of another.
 pub fn same_folder(folder: &Path, saved: &Path, same_config: bool) -> Result<(), String> {
-    let same = same_tensors(&tensors(&weights(folder)?)?, &tensors(&weights(saved)?)?);
-    let _ = std::fs::remove_dir_all(saved);
-    same?;
+    same_tensors(&tensors(&weights(folder)?)?, &tensors(&weights(saved)?)?)?;
     if same_config { Ok(()) } else { Err("the settings are not read back".into()) }
 }
 
