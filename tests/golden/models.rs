@@ -102,8 +102,8 @@ impl Models {
             Err(error) => return Outcome::Unsupported(error.to_string()),
         };
         let done = match folder.join("adapter").exists() {
-            true => self.check_adapted(case, &folder, &config, &saved),
-            false => self.check_plain(case, &folder, &config, &saved),
+            true => self.check_adapted(case, &folder, &config),
+            false => self.check_plain(case, &folder, &config),
         };
         done.map_or_else(Outcome::Failed, |()| Outcome::Passed)
     }
@@ -113,27 +113,15 @@ impl Models {
         self.saved.read_back(&self.folder)
     }
 
-    fn check_plain(
-        &self,
-        case: &Model,
-        folder: &Path,
-        config: &ModelConfig,
-        saved: &Path,
-    ) -> Result<(), String> {
+    fn check_plain(&self, case: &Model, folder: &Path, config: &ModelConfig) -> Result<(), String> {
         let model = config.init(&Scope::new(1, DType::F32, self.device)).map_err(|e| e.to_string())?;
         load_weights(&model, config, folder).map_err(|e| e.to_string())?;
         self.check(case, folder, config, &model, |_| Ok(Vec::new()))?;
-        way_back(folder, &model, config, saved)
+        way_back(folder, &model, config, &self.saved.of(&case.name))
     }
 
     /// A model with an adapter, which has gradients alone, is saved, and is merged into the weights without another answer.
-    fn check_adapted(
-        &self,
-        case: &Model,
-        folder: &Path,
-        config: &ModelConfig,
-        saved: &Path,
-    ) -> Result<(), String> {
+    fn check_adapted(&self, case: &Model, folder: &Path, config: &ModelConfig) -> Result<(), String> {
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let read = LoraConfig::read(folder.join("adapter")).map_err(|e| text(&e))?;
         let layers = read.layers().map_err(|e| text(&e))?;
@@ -141,6 +129,7 @@ impl Models {
         let model = config.init_stage(&layers, &scope, whole).map_err(|e| text(&e))?;
         load_weights(&model, config, folder).map_err(|e| text(&e))?;
         load_adapter(&model, config, folder.join("adapter")).map_err(|e| text(&e))?;
+        let saved = self.saved.of(&case.name);
         let adapter = saved.join("adapter");
         // As the file would have adapters that have these values.
         self.check(case, folder, config, &model, |grads| {
@@ -165,9 +154,9 @@ impl Models {
         };
         let same = same_tensors(&open(&folder.join("adapter"))?, &open(&adapter)?);
         let of_merged = read.merged_config(config).map_err(|e| text(&e))?;
-        save_tensors(merged(&model, &read).map_err(|e| text(&e))?, &of_merged, saved)
+        save_tensors(merged(&model, &read).map_err(|e| text(&e))?, &of_merged, &saved)
             .map_err(|e| text(&e))?;
-        let (_, merged) = load_model(saved, &scope).map_err(|e| text(&e))?;
+        let (_, merged) = load_model(&saved, &scope).map_err(|e| text(&e))?;
         same?;
         if again? != read {
             return Err("the adapter's settings are not read back".into());

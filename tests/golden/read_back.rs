@@ -26,10 +26,11 @@ impl Saved {
                 "{} has no torch, transformers and peft to read saved folders with",
                 python.display()
             );
-            return match named {
-                Some(_) => Err(lacks),
-                None => Ok(println!("skipped: {lacks} (PHALANX_PYTHON names another one)")),
-            };
+            if named.is_some() {
+                return Err(lacks);
+            }
+            println!("skipped: {lacks} (PHALANX_PYTHON names another one)");
+            return Ok(());
         }
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/read_back.py");
         let run = Command::new(python).arg(script).arg(set).arg(&self.0).env("HF_HUB_OFFLINE", "1").output();
