@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use phalanx::nn::models::{
-    BertConfig, Decoder, DecoderStage, LoraConfig, ModelConfig, ResNetConfig, VitConfig, file_tensors,
-    load_adapter, load_model, load_weights, merged, next_token_targets, read_config, save_adapter,
-    save_model, save_tensors,
+    BertConfig, Decoder, DecoderStage, LoraConfig, ModelConfig, ResNetConfig, SaveOptions, VitConfig,
+    convert_folder, file_tensors, load_adapter, load_model, load_weights, merged, next_token_targets,
+    read_config, save_adapter, save_model, save_tensors,
 };
 use phalanx::nn::{LayerFactory, Parameters, Scope};
 use phalanx::tensor::io::SafeTensors;
@@ -46,6 +46,8 @@ struct Index {
 const GAP_MIN: f64 = 1e-3;
 /// A gradient that is smaller everywhere is 0 but for rounding, such as that of keys' biases, which move all scores of a query alike.
 const ROUNDING: f64 = 1e-6;
+/// What one of several files of a tiny model's weights has at most.
+const SHARD_BYTES: usize = 4096;
 /// Tokens of the prompt in `greedy`.
 const PROMPT: usize = 5;
 
@@ -294,11 +296,14 @@ pub fn check_gradients(
     Ok(())
 }
 
-/// A folder that is saved again has the tensors that were read, under their names, and the settings.
+/// A folder that is saved again has the tensors that were read, under their names, and the settings; in one file, and in several.
 fn way_back(folder: &Path, model: &Decoder, config: &ModelConfig, saved: &Path) -> Result<(), String> {
     save_model(model, config, saved).map_err(|e| e.to_string())?;
     let same_config = read_config(saved).map_err(|e| e.to_string())? == *config;
-    same_folder(folder, saved, same_config)
+    let options = SaveOptions { shard_bytes: SHARD_BYTES, ..SaveOptions::default() };
+    convert_folder(saved, saved.join("shards"), &options).map_err(|e| e.to_string())?;
+    same_folder(folder, saved, same_config)?;
+    same_folder(folder, &saved.join("shards"), same_config)
 }
 
 /// Refuses a folder `saved` that has not the tensors of another.

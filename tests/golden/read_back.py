@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Whether transformers reads what `cargo test --test golden` has saved again: all weights, under their names and with their shapes, the settings,
-and from them the logits that it had computed itself. Of an adapter PEFT reads the file, and transformers the model that it was merged into.
+and from them the logits that it had computed itself, from one file and, of decoders, from several. Of an adapter PEFT reads the file, and transformers the model that it was merged into.
 
     tests/golden/read_back.py SET SAVED    # a golden set of models, and a folder with what was saved of each case
 """
@@ -55,6 +55,10 @@ def check(case, original, saved):
             torch.testing.assert_close(model(**inputs).logits, io["logits"], rtol=1e-4, atol=1e-5)
 
     same_logits(load(case["task"], saved))
+    shards = os.path.join(saved, "shards")
+    if os.path.exists(shards):
+        assert os.path.exists(os.path.join(shards, "model.safetensors.index.json")), "the weights are in one file"
+        same_logits(load(case["task"], shards))
     adapter = os.path.join(saved, "adapter")
     if os.path.exists(adapter):
         same_logits(peft.PeftModel.from_pretrained(load(case["task"], original), adapter).eval())
