@@ -66,10 +66,11 @@ impl<T: Real> QueryPart<'_, T> {
         let seen = problem.keys_before(self.first + self.out.rows());
         let tile = |wanted: bool| if wanted { KEYS * QUERIES } else { 0 };
         let by_tiles = self.out.rows() <= QUERIES;
-        let widened = if by_tiles { seen.min(KEYS) } else { seen };
+        let [whole, of_tile] = if by_tiles { [0, seen.min(KEYS)] } else { [seen, 0] };
         let lens = [
-            inputs[1].room(widened),
-            inputs[2].room(widened),
+            inputs[1].room(whole),
+            inputs[2].room(whole),
+            inputs[1].room(of_tile).max(inputs[2].room(of_tile)),
             QUERIES * depth_row,
             QUERIES * depth_row,
             QUERIES * value_row,
@@ -77,14 +78,15 @@ impl<T: Real> QueryPart<'_, T> {
             2 * tile(!matches!(mask, Mask::None)), // the second half is for the rows that a mask's tile is transposed from
             tile(keep.is_some()),
         ];
-        with_slices(lens, |[keys, values, rows, columns, out, scores, bias, kept]| {
+        with_slices(lens, |[keys, values, tile_rows, rows, columns, out, scores, bias, kept]| {
             let key_head = self.head / problem.group;
             let head_rows = |heads, room| match by_tiles {
-                true => HeadRows::ByTiles { heads, head: key_head, room },
+                true => HeadRows::ByTiles { heads, head: key_head },
                 false => HeadRows::Whole(Heads::rows(heads, key_head, 0, [seen; 2], room)),
             };
             let (keys, values) = (head_rows(&inputs[1], keys), head_rows(&inputs[2], values));
-            let mut scratch = ForwardBuffers { keys, values, rows, columns, out, scores, bias, kept };
+            let mut scratch =
+                ForwardBuffers { keys, values, tile_rows, rows, columns, out, scores, bias, kept };
             let mut at = 0;
             while at < self.out.rows() {
                 at += self.block(problem, &inputs[0], (mask, keep), at, &mut scratch);
@@ -114,7 +116,7 @@ impl<T: Real> QueryPart<'_, T> {
         let by_rows = count <= tile::few_queries::<T::Wide>() && !problem.causal && keep.is_none();
         for tile in problem.tiles::<T::Wide>(self.head, [first, count], seen, KEYS) {
             let tile = Tile { by_rows, ..tile };
-            tile.products(s.keys.of(&tile), (s.columns, problem.depth), s.scores);
+            tile.products(s.keys.of(&tile, s.tile_rows), (s.columns, problem.depth), s.scores);
             Exponentials {
                 tile,
                 changes: ScoreChanges {
@@ -130,7 +132,7 @@ impl<T: Real> QueryPart<'_, T> {
             if tile.key > seen {
                 tile::scale_rows(out, value_row, &factors);
             }
-            tile.sum_keys(s.scores, s.values.of(&tile), out);
+            tile.sum_keys(s.scores, s.values.of(&tile, s.tile_rows), out);
         }
         for (q, stats) in self.stats[at * 2..].chunks_exact_mut(2).take(count).enumerate() {
             factors[q] = if sum[q] == T::Wide::ZERO { T::Wide::ZERO } else { T::Wide::ONE / sum[q] };
@@ -144,18 +146,18 @@ impl<T: Real> QueryPart<'_, T> {
 }
 
 /// The rows of a key head, widened: all at once, or tile by tile where about one block of queries meets them, as in decoding. A tile stays in the
-/// caches, where all rows of a long text would go by way of memory.
+/// caches, where all rows of a long text would go by way of memory; keys and then values in the same place.
 enum HeadRows<'a, T: Real> {
     Whole(Rows<'a, T::Wide>),
-    ByTiles { heads: &'a Heads<'a, T>, head: usize, room: &'a mut [T::Wide] },
+    ByTiles { heads: &'a Heads<'a, T>, head: usize },
 }
 
 impl<T: Real> HeadRows<'_, T> {
     /// The rows from a tile's first key on.
-    fn of(&mut self, tile: &Tile) -> Rows<'_, T::Wide> {
+    fn of<'b>(&'b self, tile: &Tile, room: &'b mut [T::Wide]) -> Rows<'b, T::Wide> {
         match self {
             HeadRows::Whole(rows) => rows.from(tile.key),
-            HeadRows::ByTiles { heads, head, room } => heads.rows(*head, tile.key, [tile.keys; 2], room),
+            HeadRows::ByTiles { heads, head } => heads.rows(*head, tile.key, [tile.keys; 2], room),
         }
     }
 }
@@ -164,6 +166,8 @@ impl<T: Real> HeadRows<'_, T> {
 struct ForwardBuffers<'a, T: Real> {
     keys: HeadRows<'a, T>,
     values: HeadRows<'a, T>,
+    /// For the rows of one tile.
+    tile_rows: &'a mut [T::Wide],
     rows: &'a mut [T::Wide],
     columns: &'a mut [T::Wide],
     out: &'a mut [T::Wide],
