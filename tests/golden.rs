@@ -7,8 +7,8 @@
 //! `PHALANX_GOLDEN_DEVICE` names the device, `cpu` if absent; with `cuda` on a machine without a GPU,
 //! `PHALANX_CUDA=emulator` runs the kernels on the CPU.
 //!
-//! What is saved of each model is read back by transformers and PEFT where `python3`, or the Python that `PHALANX_PYTHON` names, has them
-//! (`golden/read_back.py`).
+//! The harness saves each model again and lets transformers and PEFT load the saved folders (`golden/read_back.py`). It runs that program by
+//! the Python that `PHALANX_PYTHON` names, or else by `python3`; if `python3` lacks those packages, it says that this is skipped.
 
 #[path = "golden/case.rs"]
 mod case;

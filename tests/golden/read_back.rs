@@ -18,6 +18,9 @@ impl Saved {
 
     /// Lets transformers read what was saved of a set, if `PHALANX_PYTHON`, or else `python3`, has it.
     pub fn read_back(&self, set: &Path) -> Result<(), String> {
+        if !self.0.exists() {
+            return Ok(()); // a filter has left all models out
+        }
         let named = std::env::var_os("PHALANX_PYTHON");
         let python = named.clone().unwrap_or("python3".into());
         let asked = Command::new(&python).args(["-c", "import peft, torch, transformers"]).output();
